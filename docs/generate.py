@@ -1,0 +1,96 @@
+"""Write the reference pages that are made from the code: ``python docs/generate.py [--check]``.
+
+Each page has one source: the error classes, the configuration's fields, the registry of lowerings
+and the table of the device contract. ``--check`` writes nothing and fails if a page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections import Counter
+from pathlib import Path
+
+REFERENCE = Path(__file__).parent / "reference"
+
+
+def ops_page() -> str:
+    """Markdown of ``ops.md``: every ATen overload with a lowering, by family."""
+    from tpu_core import lowering
+    from tpu_core.lowering.registry import REGISTRY
+
+    lowering.load()
+    families = Counter(entry.family for entry in REGISTRY)
+    out = [
+        "# Ops",
+        "",
+        f"{len(REGISTRY)} functional overloads of ATen have a lowering to StableHLO. Their",
+        "in-place and `out=` variants come with them. Views need none: they are geometry. An op",
+        "without a lowering of its own runs through PyTorch's decomposition; failing that it runs",
+        "on the CPU, which is counted and warned about once (`TPU_FALLBACK`). `tpu ops` prints",
+        "this list.",
+        "",
+        "Numbers such as a learning rate are inputs of the compiled program, so that changing them",
+        "compiles nothing, except those in the column *compiled in*.",
+        "",
+        "| Family | Overloads |",
+        "|---|---|",
+    ]
+    out += [f"| [{name}](#{name}) | {count} |" for name, count in sorted(families.items())]
+    for family in sorted(families):
+        # The family's name as it is: its anchor is the same for every builder.
+        out += [
+            "",
+            f"## {family}",
+            "",
+            "| Overload | Numbers compiled in | Random |",
+            "|---|---|---|",
+        ]
+        for entry in REGISTRY:
+            if entry.family == family:
+                static = ", ".join(f"`{name}`" for name in sorted(entry.static))
+                out.append(f"| `{entry.op}` | {static} | {'yes' if entry.random else ''} |")
+    return "\n".join(out) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """Content of each generated page by file name."""
+    from tpu_core.config import config_page
+    from tpu_core.conformance import contract_page
+    from tpu_core.errors import errors_page
+
+    return {
+        "configuration.md": config_page(),
+        "device-contract.md": contract_page(),
+        "errors.md": errors_page(),
+        "ops.md": ops_page(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="fail if a page is out of date")
+    check = parser.parse_args().check
+    stale = False
+    for name, text in pages().items():
+        path = REFERENCE / name
+        current = path.read_text() if path.exists() else ""
+        if current == text:
+            continue
+        stale = True
+        if check:
+            lines = current.splitlines(), text.splitlines()
+            sys.stdout.writelines(
+                f"{line}\n" for line in difflib.unified_diff(*lines, name, "generated", lineterm="")
+            )
+        else:
+            path.write_text(text)
+    if check and stale:
+        print("Reference pages are out of date: run python docs/generate.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""What every benchmark shares: arguments, a table on the screen, JSON, machine and versions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def arguments(doc: str | None, **defaults: int) -> argparse.Namespace:
+    """``--json FILE`` and an integer option for each default."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="append the results to this file")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    return parser.parse_args()
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions a figure belongs to."""
+    from importlib.metadata import version
+
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "jax": version("jax"),
+        "jaxlib": version("jaxlib"),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def report(title: str, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print the rows as a table and append them to ``--json``."""
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    where = machine()
+    console = Console()
+    console.print(table)
+    console.print(", ".join(f"{k} {v}" for k, v in where.items()), style="dim", highlight=False)
+    if options.json:
+        with options.json.open("a") as file:
+            file.write(json.dumps({"title": title, "machine": where, "rows": rows}) + "\n")

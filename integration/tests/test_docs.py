@@ -1,0 +1,64 @@
+"""The documentation says what the code does: generated pages and the executed tutorial."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MARK = "--- end of block ---"
+
+
+def run(*arguments: str | Path, text: str | None = None) -> str:
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        input=text,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def blocks(page: Path) -> list[tuple[str, str | None]]:
+    """Python blocks of a page, each with the text block that follows it, if any."""
+    fences = FENCE.findall(page.read_text())
+    found = []
+    for i, (language, code) in enumerate(fences):
+        if language == "python":
+            following = fences[i + 1] if i + 1 < len(fences) else ("", "")
+            found.append((code, following[1] if following[0] == "text" else None))
+    return found
+
+
+def test_reference_pages_are_those_the_code_generates() -> None:
+    run("docs/generate.py", "--check")
+
+
+@pytest.mark.parametrize("page", ["tutorials/quickstart.md", "index.md", "../README.md"])
+def test_code_on_the_page_prints_what_the_page_shows(page: str) -> None:
+    steps = blocks(ROOT / "docs" / page)
+    assert steps
+    program = "".join(f"{code}\nprint({MARK!r})\n" for code, _ in steps)
+    printed = run("-", text=program).split(f"{MARK}\n")
+    checker = doctest.OutputChecker()
+    for (code, expected), actual in zip(steps, printed):
+        if expected is not None:
+            matches = checker.check_output(expected, actual, doctest.ELLIPSIS)
+            assert matches, f"{code}\nprints\n{actual}\nand the page shows\n{expected}"
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    targets = [t for t in re.findall(r"\]\(([^)#]+)", text) if not t.startswith("https:")]
+    assert targets
+    # Reference pages are committed, so they are there in a fresh clone too.
+    assert [t for t in targets if not (ROOT / t).exists()] == []

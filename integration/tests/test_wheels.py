@@ -1,0 +1,112 @@
+"""The wheels that ``nox -s build`` makes, installed into a clean environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WHEELS = sorted((ROOT / "dist").glob("*.whl"))
+PACKAGES = {"tpu_core", "tpu_eager"}
+
+
+def run(python: Path, code: str, **environment: str) -> str:
+    result = subprocess.run(
+        [python, "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        cwd=python.parent,  # not the repository, whose sources could be imported instead
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a new environment that holds the wheels and nothing else of this project.
+
+    Their dependencies are not downloaded again (torch alone is hundreds of megabytes): a path file
+    points at the site-packages of the environment that runs the tests. Python does not read the
+    path files of a folder that it reaches that way, so the editable installs there stay invisible.
+    """
+    assert {w.name.split("-")[0] for w in WHEELS} == PACKAGES, "run `nox -s build` first"
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=False, system_site_packages=False)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    options = ["--no-index", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*pip, *options, *WHEELS], check=True)
+    site = Path(run(python, "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "shared_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def test_import_of_torch_finds_the_installed_device(clean_python: Path) -> None:
+    printed = run(
+        clean_python,
+        "import torch, tpu_core, tpu_eager\n"
+        "x = torch.arange(4.0, device='tpu', requires_grad=True)\n"
+        "(x * x).sum().backward()\n"
+        "print(x.grad.tolist(), torch.tpu.eager_mode)\n"
+        "print(tpu_core.__file__); print(tpu_eager.__file__)",
+    )
+    result, *files = printed.splitlines()
+    assert result == "[0.0, 2.0, 4.0, 6.0] fused"
+    assert all(str(clean_python.parents[1]) in file for file in files), files
+
+
+def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
+    printed = run(
+        clean_python,
+        "from importlib.metadata import distribution\n"
+        "for name in ('tpu-core', 'tpu-eager'):\n"
+        "    d = distribution(name)\n"
+        "    where = str(d.locate_file(''))\n"
+        f"    assert {str(clean_python.parents[1])!r} in where, where\n"
+        "    for e in sorted(d.entry_points): print(e.group, e.name, callable(e.load()))\n",
+    )
+    assert printed.splitlines() == [
+        "console_scripts tpu True",
+        "torch.backends tpu True",
+        "tpu_core.modes debug False",
+        "tpu_core.modes fused False",
+    ]
+    assert (clean_python.parent / "tpu").exists()
+
+
+def test_autoload_can_be_turned_off(clean_python: Path) -> None:
+    code = "import sys, torch; print(hasattr(torch, 'tpu'), 'tpu_core' in sys.modules)"
+    assert run(clean_python, code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_wheel_holds_what_it_should(package: str) -> None:
+    (wheel,) = (w for w in WHEELS if w.name.startswith(package))
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = message_from_string(
+            archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
+        )
+    assert f"{package}/py.typed" in names
+    assert not [n for n in names if n.endswith((".cpp", ".h")) or "/tests/" in n]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    required = {r.split("==")[0] for r in metadata.get_all("Requires-Dist") if "extra" not in r}
+    if package == "tpu_core":
+        assert {"torch", "jax", "jaxlib", "numpy"} <= required
+        assert [n for n in names if n.startswith("tpu_core/_C.") and n.endswith(".so")]
+        assert "tpu_core/_build_info.py" in names
+        assert "tpu_core/conformance/device_contract.toml" in names
+    else:
+        assert required == {"tpu-core"}

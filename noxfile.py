@@ -1,0 +1,253 @@
+"""Tasks of the repository: ``nox -s quickstart``, ``nox -s tests``, ``nox -l`` for the rest.
+
+torch is large, so the sessions do not get an environment each: they share one, ``.nox/env``, which
+the first of them creates. It gets torch first and alone, then the tools a session needs, then the
+packages of this repository (editable, built against that torch). What is already there and
+unchanged is not installed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = ["tests"]
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+PYTHON = "3.11"
+TORCH = "torch==2.13.0"
+PACKAGES = ("tpu-core", "tpu-eager")  # in the order of their dependencies
+ENV = ROOT / ".nox" / "env"
+STAMPS = ENV / "installed.json"
+DIST = ROOT / "dist"
+# A file that changes what an editable install has built or recorded; other Python files are read
+# from the source tree.
+BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/*")
+
+# `nox -s NAME --python 3.11` finds the sessions; the shared environment replaces nox's own.
+session = nox.session(python=PYTHON, venv_backend="none")
+
+
+# --- the shared environment ---------------------------------------------------------------------
+
+
+def interpreter(s: nox.Session) -> str:
+    """Python of the version the packages need: the one running nox, else the first on PATH."""
+    if sys.version_info[:2] == tuple(int(x) for x in PYTHON.split(".")):
+        return sys.executable
+    found = shutil.which(f"python{PYTHON}")
+    if found is None:
+        s.error(
+            f"python{PYTHON} was not found, and nox runs on {sys.version.split()[0]}. "
+            f"Install Python {PYTHON}, or install nox into it (python{PYTHON} -m pip install nox)."
+        )
+    return found
+
+
+def python(
+    s: nox.Session, *args: str | Path, env: dict[str, str] | None = None, **options: Any
+) -> None:
+    """Run the shared environment's Python, its scripts first on PATH."""
+    path = f"{ENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    s.run(
+        str(ENV / "bin" / "python"),
+        *map(str, args),
+        env={"PATH": path, "VIRTUAL_ENV": str(ENV), **(env or {})},
+        external=True,
+        **options,
+    )
+
+
+def pip(s: nox.Session, *args: str | Path) -> None:
+    python(s, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *args)
+
+
+def stamps() -> dict[str, str]:
+    return json.loads(STAMPS.read_text()) if STAMPS.exists() else {}
+
+
+def install_once(
+    s: nox.Session, name: str, content: str, *requirements: str | Path, force: bool = False
+) -> None:
+    """Install ``requirements`` unless that was done before with the same ``content``."""
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    if stamps().get(name) == digest and not force:
+        return
+    s.log(f"installing {name}")
+    pip(s, *requirements)
+    STAMPS.write_text(json.dumps({**stamps(), name: digest}, indent=2) + "\n")
+
+
+def content_hash(package: Path) -> str:
+    digest = hashlib.sha256()
+    for pattern in BUILD_INPUTS:
+        for path in sorted(package.glob(pattern)):
+            digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def prepare(s: nox.Session, *groups: str) -> None:
+    """Bring the shared environment up to date.
+
+    Args:
+        s: The session.
+        groups: Dependency groups of the root ``pyproject.toml`` that the session needs.
+    """
+    if not (ENV / "bin" / "python").exists():
+        s.log(f"creating {ENV.relative_to(ROOT)}")
+        s.run(interpreter(s), "-m", "venv", "--clear", str(ENV), external=True)
+        pip(s, "--upgrade", "pip")
+    install_once(s, "torch", TORCH, TORCH)
+    for group in ("build", *groups):
+        wanted = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), group)
+        # torch is named again so that no dependency can move it.
+        install_once(s, f"group {group}", "\n".join(wanted), TORCH, *wanted)
+    for name in PACKAGES:
+        package = ROOT / "packages" / name
+        unbuilt = (package / "setup.py").exists() and not any(package.glob("src/*/_C*.so"))
+        options = (TORCH, "--no-build-isolation", "--editable", package)
+        install_once(s, f"package {name}", content_hash(package), *options, force=unbuilt)
+
+
+# --- steps, each used by its own session and by `tests` -----------------------------------------
+
+
+def step_lint(s: nox.Session) -> None:
+    python(s, "-m", "ruff", "check", ".")
+    python(s, "-m", "ruff", "format", "--check", ".")
+    python(s, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
+
+
+def step_typecheck(s: nox.Session) -> None:
+    python(s, "-m", "mypy")
+
+
+def pytest(s: nox.Session, *args: str | Path, workers: int = 0, may_be_empty: bool = False) -> None:
+    """Run pytest, in ``workers`` processes if not 0: two at most, as each compiles on its own."""
+    parallel = ("-n", str(workers)) if workers else ("-p", "no:xdist")
+    env = {"OMP_NUM_THREADS": "1"} if workers else {}
+    codes = [0, 5] if may_be_empty or s.posargs else [0]  # 5: no test selected
+    python(s, "-m", "pytest", *parallel, *args, *s.posargs, env=env, success_codes=codes)
+
+
+def step_unit(s: nox.Session, package: str) -> None:
+    pytest(s, f"packages/{package}/tests", "-m", "not slow", workers=2)
+
+
+def step_build(s: nox.Session) -> None:
+    """Make a wheel of each package; object files of an earlier build are used again."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    for name in PACKAGES:
+        python(
+            s,
+            *("-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"),
+            *("--no-build-isolation", "--no-deps", "--wheel-dir", DIST, ROOT / "packages" / name),
+        )
+    for wheel in sorted(DIST.glob("*.whl")):
+        s.log(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1024:.0f} KiB")
+
+
+def step_integration(s: nox.Session) -> None:
+    step_build(s)  # the wheel test installs them
+    pytest(s, "integration/tests", "-m", "not slow")
+
+
+def step_docs(s: nox.Session) -> None:
+    python(s, "docs/generate.py")
+    # The theme's notice about MkDocs 2 is answered by docs/adr/0005-mkdocs.md.
+    env = {"NO_MKDOCS_2_WARNING": "1"}
+    python(s, "-m", "mkdocs", "build", "--strict", "--quiet", env=env)
+
+
+# --- sessions -----------------------------------------------------------------------------------
+
+
+@session
+def quickstart(s: nox.Session) -> None:
+    """Train a character-level GPT on the tpu device; options after ``--`` go to the script."""
+    prepare(s, "examples")
+    python(s, "examples/train_char_gpt.py", *s.posargs)
+
+
+@session
+def tests(s: nox.Session) -> None:
+    """Everything that is not marked slow: lint, types, unit, integration, docs."""
+    prepare(s, "lint", "test", "examples", "docs")
+    step_lint(s)
+    step_typecheck(s)
+    for package in PACKAGES:
+        step_unit(s, package)
+    step_integration(s)
+    step_docs(s)
+
+
+@session
+def slow(s: nox.Session) -> None:
+    """Tests that take more than a minute each."""
+    prepare(s, "test", "examples")
+    step_build(s)
+    for package in PACKAGES:
+        pytest(s, f"packages/{package}/tests", "-m", "slow", may_be_empty=True)
+    pytest(s, "integration/tests", "-m", "slow", may_be_empty=True)
+
+
+@session
+@nox.parametrize("package", PACKAGES)
+def unit(s: nox.Session, package: str) -> None:
+    """Tests of one package: ``nox -s "unit(package='tpu-core')"``."""
+    prepare(s, "test")
+    step_unit(s, package)
+
+
+@session
+def integration(s: nox.Session) -> None:
+    """Tests across packages, through public names only."""
+    prepare(s, "test", "examples")
+    step_integration(s)
+
+
+@session
+def lint(s: nox.Session) -> None:
+    """Style, formatting and the direction of imports."""
+    prepare(s, "lint")
+    step_lint(s)
+
+
+@session
+def typecheck(s: nox.Session) -> None:
+    """Type-check the packages' sources."""
+    prepare(s, "lint")
+    step_typecheck(s)
+
+
+@session
+def docs(s: nox.Session) -> None:
+    """Regenerate the reference pages and build the site into ``site/``."""
+    prepare(s, "docs")
+    step_docs(s)
+
+
+@session
+def bench(s: nox.Session) -> None:
+    """Benchmarks: every script of ``integration/benchmarks``, or those named after ``--``."""
+    prepare(s, "test", "examples")
+    folder = ROOT / "integration" / "benchmarks"
+    names = s.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "harness")
+    for name in names:
+        python(s, folder / f"{name.removesuffix('.py')}.py")
+
+
+@session
+def build(s: nox.Session) -> None:
+    """Wheels of all packages, in ``dist/``."""
+    prepare(s)
+    step_build(s)

@@ -1,0 +1,66 @@
+"""Build of the C++ extension ``tpu_core._C`` against the torch that is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = Path("src") / "tpu_core"
+MINIMUM_TORCH = "2.13"
+
+# An installed earlier build of this very package must not be loaded into its own build.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ImportError as error:
+    sys.exit(
+        "tpu-core: building the extension tpu_core._C needs PyTorch, and `import torch` failed:\n"
+        f"  {error}\n"
+        f"Install it first (pip install 'torch=={MINIMUM_TORCH}.0'), then run pip install "
+        "--no-build-isolation with setuptools and ninja installed."
+    )
+
+if not torch.__version__.startswith(f"{MINIMUM_TORCH}."):
+    sys.exit(
+        f"tpu-core: found torch {torch.__version__}, and this version of tpu-core builds against "
+        f"torch {MINIMUM_TORCH}. Install it with: pip install 'torch=={MINIMUM_TORCH}.0'"
+    )
+
+
+def write_build_info() -> None:
+    """Record what the extension is built against; compared with the running torch at first use."""
+    text = (
+        '"""Written by setup.py: what the extension was built against."""\n\n'
+        f"TORCH_VERSION = {torch.__version__!r}\n"
+    )
+    path = HERE / PACKAGE / "_build_info.py"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def extension() -> CppExtension:
+    sources = sorted(str(p.relative_to(HERE)) for p in (HERE / PACKAGE / "csrc").glob("*.cpp"))
+    headers = sorted(str(p.relative_to(HERE)) for p in (HERE / PACKAGE / "csrc").glob("*.h"))
+    return CppExtension(
+        "tpu_core._C",
+        sources,
+        depends=headers,
+        extra_compile_args=["-O2", "-g0", "-std=c++20", "-fvisibility=hidden"],
+    )
+
+
+# Two compilers at once need about 3 GB; torch's own default is one for each core.
+os.environ.setdefault("MAX_JOBS", "2")
+write_build_info()
+setup(
+    ext_modules=[extension()],
+    cmdclass={"build_ext": BuildExtension},
+    # One place for object files, so that a wheel uses those of the editable install.
+    options={"build_ext": {"build_temp": "build/objects"}},
+)

@@ -1,0 +1,77 @@
+"""Registers device ``tpu`` when torch is imported (entry point group ``torch.backends``).
+
+It runs inside ``import torch``: it prints nothing, imports neither jax nor libtpu, and never
+raises. What is wrong is said when the device is first used. Only what registering needs is
+imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+# A backend that takes PyTorch's one device slot and, whatever the order of entry points, fails
+# inside `import torch` if the slot is taken before.
+_RIVAL = "torch_tpu"
+_REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
+
+
+def load() -> None:
+    """Register the device and the module ``torch.tpu``, or stand down where that cannot work."""
+    import torch
+
+    registered = getattr(torch, "tpu", None)
+    if registered is not None and registered is sys.modules.get("tpu_core.device"):
+        return
+    owner = torch._C._get_privateuse1_backend_name()
+    if owner != "privateuseone" or registered is not None:
+        _stand_down(f"another package has registered the device '{owner}' first")
+        return
+    if torch._is_device_backend_autoload_enabled() and importlib.util.find_spec(_RIVAL):
+        _stand_down(f"{_RIVAL} is installed, which registers a device 'tpu' of its own")
+        return
+    torch.utils.rename_privateuse1_backend("tpu")
+    if (problem := _extension_problem()) is not None:
+        from tpu_core.absent import register_absent_module
+
+        register_absent_module(*problem)
+        return
+    from tpu_core import _C, device
+
+    _C.register_device()
+    torch._register_device_module("tpu", device)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    device._install()
+
+
+def _stand_down(why: str) -> None:
+    from tpu_core.absent import stand_down
+
+    stand_down(why)
+
+
+def _extension_problem() -> tuple[str, str] | None:
+    """Why the built extension cannot be loaded into this torch and what to do, or None."""
+    import torch
+
+    try:
+        from tpu_core import _build_info
+    except ImportError:
+        pass  # imported from a source tree
+    else:
+        built: str = _build_info.TORCH_VERSION  # type: ignore[attr-defined]
+        if built.split(".")[:2] != torch.__version__.split(".")[:2]:
+            return (
+                f"tpu_core was built for torch {built}, but torch {torch.__version__} is "
+                "installed.",
+                f'Install that torch (pip install "torch=={built.split("+")[0]}"), or rebuild '
+                f"tpu-core for the installed one ({_REBUILD}).",
+            )
+    try:
+        from tpu_core import _C  # noqa: F401
+    except ImportError as error:
+        return (
+            f"The extension of tpu_core cannot be loaded into torch {torch.__version__}: {error}",
+            f"Reinstall tpu-core for this torch ({_REBUILD}).",
+        )
+    return None

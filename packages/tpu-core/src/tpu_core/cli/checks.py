@@ -1,0 +1,294 @@
+"""The checks of ``tpu doctor``: each looks at one thing and says what is wrong and what to do.
+
+Nothing here imports jax or starts a device, so that the doctor works where those are broken.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform as python_platform
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from tpu_core import platforms
+from tpu_core.cache import ExecutableStore
+from tpu_core.config import config, misspelt_variables, settings
+from tpu_core.errors import ConfigurationError, TpuNotAvailableError, format_bytes
+
+Status = Literal["ok", "warning", "broken"]
+
+_REQUIRED = ("torch", "jax", "jaxlib", "numpy", "ml_dtypes")
+_OURS = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-distributed", "tpu-kernels")
+_RIVALS = ("torch_tpu", "torch_xla", "torch_npu")
+_OTHER_VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's answer.
+
+    Attributes:
+        section: Heading it stands under.
+        name: What was looked at.
+        value: What was found.
+        status: ``"broken"`` keeps the device from working, ``"warning"`` does not.
+        remedy: What to do, where the status is not ``"ok"``.
+    """
+
+    section: str
+    name: str
+    value: str
+    status: Status = "ok"
+    remedy: str = ""
+
+
+def run_checks() -> list[Check]:
+    """Every check, in the order of the answer."""
+    return [
+        *check_versions(),
+        *check_environment(),
+        *check_platform(),
+        *check_registration(),
+        *check_cache(),
+    ]
+
+
+def installed(name: str) -> str | None:
+    """Version of an installed distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_versions() -> Iterator[Check]:
+    """Python, torch, jax and our own packages, and whether they fit together."""
+    section = "Versions"
+    yield Check(section, "python", python_platform.python_version())
+    for name in _REQUIRED:
+        version = installed(name)
+        if version is None:
+            remedy = f"Install it: pip install {name}"
+            yield Check(section, name, "not installed", "broken", remedy)
+        elif name == "torch":
+            yield _check_extension(version)
+        elif name == "jaxlib":
+            yield _check_pin("jaxlib", version, _pin("jaxlib"), "broken")
+        else:
+            yield Check(section, name, version)
+    libtpu = installed("libtpu")
+    if libtpu is None:
+        yield Check(section, "libtpu", "not installed (needed on a TPU only)")
+    else:
+        yield _check_pin("libtpu", libtpu, _pin("libtpu"), "warning")
+    for name in _OURS:
+        if version := installed(name):
+            yield Check(section, name, version)
+
+
+def _check_extension(torch_version: str) -> Check:
+    """Whether the C++ extension is there and was built for the installed torch."""
+    section, name = "Versions", "torch"
+    if importlib.util.find_spec("tpu_core._C") is None:
+        remedy = (
+            "Reinstall tpu-core with a C++ compiler there: pip install --force-reinstall tpu-core"
+        )
+        value = f"{torch_version}, and the extension of tpu-core is not built"
+        return Check(section, name, value, "broken", remedy)
+    try:
+        from tpu_core._build_info import TORCH_VERSION as built
+    except ImportError:
+        return Check(section, name, torch_version)
+    if _minor(built) != _minor(torch_version):
+        value = f"{torch_version}, and tpu-core was built for {built}"
+        remedy = (
+            f"Install the torch it was built for: pip install torch=={_minor(built)}.*, or rebuild "
+            "tpu-core: pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
+        )
+        return Check(section, name, value, "broken", remedy)
+    return Check(section, name, torch_version)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _pin(name: str) -> str | None:
+    """What the installed jax says of the version of ``name``, the narrowest of its extras."""
+    try:
+        requirements = metadata.requires("jax") or []
+    except metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        text, _, marker = requirement.partition(";")
+        match = re.fullmatch(rf"{name}\s*\(?([<>=!~][^)]*)\)?\s*", text.strip())
+        # jax's extras for its own tests pin other versions.
+        if match and (not marker or 'extra == "tpu"' in marker):
+            return match[1].replace(" ", "")
+    return None
+
+
+def _check_pin(name: str, version: str, pin: str | None, status: Status) -> Check:
+    if pin is None or satisfies(version, pin):
+        return Check("Versions", name, version)
+    value = f"{version}, and jax {installed('jax')} asks for {pin}"
+    return Check("Versions", name, value, status, f'Install that: pip install "{name}{pin}"')
+
+
+def satisfies(version: str, pins: str) -> bool:
+    """Whether a release satisfies pins such as ``"<=0.10.2,>=0.10.1"`` or ``"==0.0.42.*"``.
+
+    Knows ``== <= >= < > !=`` over dotted numbers; a pin of another kind counts as satisfied.
+    """
+    have = _numbers(version)
+    for pin in pins.split(","):
+        match = re.fullmatch(r"(==|<=|>=|!=|<|>)([\d.]+?)(\.\*)?", pin.strip())
+        if not match:
+            continue
+        sign, text, star = match.groups()
+        want = _numbers(text)
+        length = len(want) if star else max(len(have), len(want))
+        a, b = ((*n, *[0] * length)[:length] for n in (have, want))
+        holds = {"==": a == b, "!=": a != b, "<=": a <= b, ">=": a >= b, "<": a < b, ">": a > b}
+        if not holds[sign]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0]))
+
+
+def check_environment() -> Iterator[Check]:
+    """Variables that are set, ours validated, and misspelt ones."""
+    section = "Environment"
+    ours = {spec.env for spec in settings()}
+    names = sorted(n for n in os.environ if n in ours or n.startswith(("TPU_", "LIBTPU_")))
+    for name in [*names, *(n for n in _OTHER_VARIABLES if n in os.environ)]:
+        yield Check(section, name, os.environ[name])
+    for name, meant in misspelt_variables(os.environ):
+        yield Check(
+            section, name, "is read by nothing", "warning", f"Did you mean {meant}? Rename it."
+        )
+    try:
+        config()
+    except ConfigurationError as error:
+        what, valid = str(error).splitlines()[:2]
+        remedy = f"Correct it or unset it ({valid.strip()})."
+        yield Check(section, "configuration", what, "broken", remedy)
+
+
+def check_platform() -> Iterator[Check]:
+    """The platform chosen and why, chips and devices."""
+    section = "Platform"
+    chips = platforms.find_chips()
+    try:
+        found = platforms.resolve()
+    except TpuNotAvailableError as error:
+        what = str(error).splitlines()[0]
+        remedy = str(error).split("What to do: ")[1].splitlines()[0]
+        yield Check(section, "platform", what, "broken", remedy)
+    except ConfigurationError:
+        return  # reported by check_environment
+    else:
+        yield _check_plugin(found)
+        yield Check(section, "devices", str(platforms.device_count()))
+        if found.device_kind_hint:
+            yield Check(section, "chips", f"{chips.count} x {found.device_kind_hint}")
+    yield Check(section, "looked for", chips.describe())
+
+
+def _check_plugin(found: platforms.Platform) -> Check:
+    value = f"{found.name} ({found.reason})"
+    if found.name in ("tpu", "cpu"):
+        return Check("Platform", "platform", value)
+    plugins = sorted(p.name for p in metadata.entry_points(group="jax_plugins"))
+    if any(found.name in name for name in plugins):
+        return Check("Platform", "platform", value)
+    known = ", ".join(plugins) or "none"
+    remedy = (
+        f"Install a PJRT plug-in for '{found.name}' (jax knows of: {known}), or unset TPU_PLATFORM."
+    )
+    return Check("Platform", "platform", f"{value}; no such plug-in found", "warning", remedy)
+
+
+def check_registration() -> Iterator[Check]:
+    """Who holds PyTorch's PrivateUse1 slot, and other backends that want it."""
+    section = "Device"
+    for name in _RIVALS:
+        if version := installed(name):
+            remedy = (
+                f"Uninstall {name}, or use a separate virtual environment: one process has one "
+                "device slot."
+            )
+            yield Check(section, name, f"{version} is installed too", "warning", remedy)
+    for point in metadata.entry_points(group="torch.backends"):
+        if not point.value.startswith("tpu_") and point.value.split(".")[0] not in _RIVALS:
+            remedy = "Uninstall it if it takes the device slot."
+            value = f"{point.value} is loaded at import torch too"
+            yield Check(section, f"backend {point.name}", value, "warning", remedy)
+    yield _check_slot()
+
+
+def _check_slot() -> Check:
+    section, name = "Device", "torch device slot"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a stand-down warns of is reported right here
+            import torch
+    except Exception as error:
+        value = f"import torch fails: {type(error).__name__}: {error}"
+        remedy = "Try TORCH_DEVICE_BACKEND_AUTOLOAD=0; if that helps, uninstall the other backend."
+        return Check(section, name, value, "broken", remedy)
+    holder = torch._C._get_privateuse1_backend_name()
+    module = getattr(getattr(torch, "tpu", None), "__name__", "")
+    if holder == "tpu" and (module.startswith("tpu_core") or module == "torch.tpu"):
+        return Check(section, name, "held by tpu-core")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        value = "free, because TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        return Check(section, name, value, "warning", "Unset it, or `import tpu_core` in programs.")
+    if holder == "privateuseone":
+        value = "free: tpu-core was not loaded by import torch"
+        remedy = "Reinstall tpu-core, so that its entry point is there: pip install tpu-core"
+        return Check(section, name, value, "broken", remedy)
+    value = f"held by another backend, as '{holder}'"
+    remedy = "Uninstall the other backend, or use a separate virtual environment."
+    return Check(section, name, value, "broken", remedy)
+
+
+def check_cache() -> Iterator[Check]:
+    """The cache folder: size, and whether it can be used."""
+    section = "Cache"
+    try:
+        settings = config()
+    except ConfigurationError:
+        return
+    if settings.cache == "off":
+        yield Check(section, "disk cache", "off (TPU_CACHE=off)")
+        return
+    store = ExecutableStore(settings.cache_dir, settings.cache_size)
+    folder = str(store.directory)
+    if refusal := store.refusal():
+        remedy = "Set TPU_CACHE_DIR to a folder of your own, or `chmod 700` this one."
+        yield Check(section, "folder", f"{folder} {refusal}", "warning", remedy)
+        return
+    if not _writable(store.directory):
+        remedy = "Fix its permissions, or set TPU_CACHE_DIR to a folder of your own."
+        yield Check(section, "folder", f"{folder} cannot be written", "warning", remedy)
+    else:
+        yield Check(section, "folder", f"{folder} (writable)")
+    size = f"{format_bytes(store.size())} of {format_bytes(store.size_limit)}"
+    yield Check(section, "size", f"{len(store.ls())} entries, {size}")
+
+
+def _writable(folder: Path) -> bool:
+    """Whether the folder, or the nearest parent that exists, can be written."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)

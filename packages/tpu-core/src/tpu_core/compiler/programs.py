@@ -1,0 +1,189 @@
+"""Programs for segments: from memory's miss through the disk cache to XLA, each with its reason."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import time
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpu_core.cache.fingerprint import fingerprint
+from tpu_core.cache.store import ExecutableStore
+from tpu_core.compiler import segment as segments
+from tpu_core.compiler.reasons import Reasons
+from tpu_core.compiler.segment import Segment
+from tpu_core.config import config
+from tpu_core.errors import OutOfMemoryError, TpuError
+from tpu_core.metrics import METRICS, CompileEvent
+from tpu_core.pjrt import client as pjrt
+from tpu_core.xla_status import map_xla_error
+
+logger = logging.getLogger("tpu_core")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the extension needs to run a segment, and what reports need to explain it."""
+
+    execute: Any
+    handlers: tuple[Any, ...]
+    temporary_bytes: int
+    checks_memory: bool
+    key: str
+    ops: int
+    line: str
+
+
+class ProgramBuilder:
+    """Builds programs for one client.
+
+    Args:
+        client: The PJRT client.
+        store: The disk cache, or None.
+    """
+
+    def __init__(self, client: pjrt.Client, store: ExecutableStore | None) -> None:
+        self._client = client
+        self._store = store
+        self._reasons = Reasons()
+
+    def build(self, exported: dict[str, Any]) -> Program:
+        """A program for an exported segment: loaded from the cache or compiled.
+
+        Raises:
+            CompilationError: A lowering or XLA failed; the error names op and line.
+        """
+        s = Segment.from_export(exported)
+        reason = self._reasons.explain(s)
+        line = next((n.line for n in reversed(s.nodes) if n.line), "")
+        key = self._key(s)
+        device = self._client.devices[s.device]
+        started = time.perf_counter()
+        executable = self._from_disk(key, device)
+        source = "disk"
+        if executable is None:
+            METRICS.cache_miss()
+            source = "compiled"
+            module = segments.lower(s)
+            self._dump(key, module)
+            try:
+                executable = pjrt.compile_module(module, device, self._client)
+            except Exception as error:
+                raise map_xla_error(
+                    error, op=self._ops(s), line=line or None, stage="compile"
+                ) from error
+            self._to_disk(key, executable, s)
+        loaded = pjrt.load(executable, s.outputs(), device)
+        seconds = time.perf_counter() - started
+        METRICS.compiled(
+            CompileEvent(seconds, reason, source, len(s.nodes), line or None, key)  # type: ignore[arg-type]
+        )
+        return Program(
+            loaded.execute,
+            loaded.handlers,
+            loaded.temporary_bytes,
+            config().memory_limit is not None,
+            key,
+            len(s.nodes),
+            line,
+        )
+
+    @staticmethod
+    def _ops(s: Segment) -> str:
+        names = list(dict.fromkeys(n.name for n in s.nodes))
+        return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+    def _key(self, s: Segment) -> str:
+        return fingerprint(
+            segment=s.key,
+            constants=repr(s.constants()),
+            device=self._client.devices[s.device].id,
+            platform=self._client.version,
+            versions=_versions(),
+        )
+
+    def _from_disk(self, key: str, device: Any) -> Any:
+        entry = self._store.get(key) if self._store else None
+        if entry is None:
+            return None
+        try:
+            return pjrt.deserialize(entry.payload, device, self._client)
+        except Exception as error:
+            # Intact, but not of this jaxlib: its version should be in the key.
+            warnings.warn(f"A cached executable could not be loaded: {error}", stacklevel=2)
+            return None
+
+    def _to_disk(self, key: str, executable: Any, s: Segment) -> None:
+        if self._store is None:
+            return
+        try:
+            payload = pjrt.serialize(executable)
+        except Exception as error:  # some platforms cannot serialize; the program still runs
+            logger.debug("not cached on disk: %s", error)
+            return
+        manifest = {"ops": len(s.nodes), "names": self._ops(s), "platform": self._client.version}
+        self._store.put(key, payload, manifest)
+
+    def _dump(self, key: str, module: bytes) -> None:
+        folder = config().dump_dir
+        if folder is None:
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        text = pjrt.module_text(module)
+        (Path(folder) / f"{key[:16]}.stablehlo.mlir").write_text(text)
+
+
+@functools.cache
+def _versions() -> str:
+    """Versions of everything that decides what a recorded node means."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for folder in ("lowering", "recorder", "compiler", "pjrt"):
+        for file in sorted((package / folder).glob("*.py")):
+            digest.update(file.read_bytes())
+    return f"{torch.__version__} {version('jax')} {version('jaxlib')} {digest.hexdigest()}"
+
+
+def check_memory(device: int, program: Program, output_bytes: int, live: int) -> None:
+    """Enforce ``TPU_MEMORY_LIMIT`` before a program runs.
+
+    Raises:
+        OutOfMemoryError: Live values, outputs and temporaries would exceed the limit.
+    """
+    limit = config().memory_limit
+    needed = output_bytes + program.temporary_bytes
+    if limit is not None and live + needed > limit:
+        from tpu_core import _C
+
+        _C.note_out_of_memory(device)
+        raise OutOfMemoryError(
+            f"Out of memory on tpu:{device}, running a program of {program.ops} ops.",
+            needed=needed,
+            limit=limit,
+            live=live,
+            line=program.line or None,
+        )
+
+
+def segment_failed(error: BaseException, exported: dict[str, Any]) -> BaseException:
+    """The error that a failed segment raises, and that its results will raise when read."""
+    if isinstance(error, TpuError) or not isinstance(error, Exception):
+        return error
+    s = Segment.from_export(exported)
+    node = s.nodes[-1] if len(s.nodes) == 1 else None
+    line = next((n.line for n in reversed(s.nodes) if n.line), None)
+    mapped = map_xla_error(
+        error,
+        op=node.name if node else ProgramBuilder._ops(s),
+        line=line,
+        shapes=", ".join(f"{x.dtype}{list(x.shape)}" for x in s.slots if x.is_input)[:400],
+    )
+    mapped.__cause__ = error
+    return mapped

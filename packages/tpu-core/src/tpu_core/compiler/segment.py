@@ -1,0 +1,213 @@
+"""A recorded segment as Python sees it, and its lowering to one StableHLO module."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpu_core.errors import CompilationError, TpuError
+from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.pjrt import client as pjrt
+from tpu_core.recorder.miss import dtype_of_code
+from tpu_core.recorder.plan import NodePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One recorded op: its plan (None: uninitialised memory), slots, first number and user line."""
+
+    plan: NodePlan | None
+    operands: list[int]
+    outputs: list[int | None]
+    numbers: int
+    line: str
+
+    @property
+    def label(self) -> str:
+        """Op and user line, as profiles and HLO text show it: ``train.py:31/aten.mm``."""
+        where = self.line.split(" in ")[0].rsplit("/", 1)[-1]
+        name = self.name.removesuffix(".default")
+        return f"{where}/{name}" if where else name
+
+    @property
+    def name(self) -> str:
+        return self.plan.op if self.plan else "uninitialised memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A value of the segment: an input or a node's output, with the shape and dtype of its
+    array.
+    """
+
+    is_input: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiftedNumber:
+    """A number of the program: a constant of it, or element of the input ``pack``."""
+
+    pack: int
+    compiled_in: bool
+    value: float | int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What was recorded between two cuts.
+
+    Attributes:
+        key: Process-stable hex key of ops, geometry, liveness and donation.
+        device: Index of the device.
+        cut: Why it ended.
+        nodes, slots, numbers: Its contents.
+        live: Slots whose values are read later: the program's outputs.
+        donated: Input slots that nothing else holds: their memory may be reused.
+    """
+
+    key: str
+    device: int
+    cut: str
+    nodes: list[Node]
+    slots: list[Slot]
+    numbers: list[LiftedNumber]
+    live: list[int]
+    donated: list[int]
+
+    @classmethod
+    def from_export(cls, d: dict[str, Any]) -> Segment:
+        """From the dict that the extension exports."""
+        return cls(
+            d["key"],
+            d["device"],
+            d["cut"],
+            [Node(*n) for n in d["nodes"]],
+            [Slot(i, to_numpy_dtype(dtype_of_code(t)), tuple(s)) for i, t, s in d["slots"]],
+            [LiftedNumber(*n) for n in d["numbers"]],
+            d["live"],
+            d["donated"],
+        )
+
+    def inputs(self) -> list[int]:
+        """Slots of the program's array arguments, in order."""
+        return [i for i, s in enumerate(self.slots) if s.is_input]
+
+    def packs(self) -> list[tuple[int, int]]:
+        """(pack, length) of each packed argument, in order."""
+        lengths = [0] * len(pjrt.PACK_DTYPES)
+        for n in self.numbers:
+            if not n.compiled_in:
+                lengths[n.pack] += 1
+        return [(k, n) for k, n in enumerate(lengths) if n]
+
+    def constants(self) -> list[float | int | None]:
+        """The numbers compiled in, None for run-time inputs."""
+        return [n.value if n.compiled_in else None for n in self.numbers]
+
+    def outputs(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of each output."""
+        return [(self.slots[i].shape, self.slots[i].dtype) for i in self.live]
+
+
+def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[Any]]:
+    """The segment as a JAX function of its inputs and packed numbers, and its argument shapes."""
+    inputs, packs = segment.inputs(), segment.packs()
+    avals = [jax.ShapeDtypeStruct(segment.slots[i].shape, segment.slots[i].dtype) for i in inputs]
+    avals += [jax.ShapeDtypeStruct((n,), pjrt.PACK_DTYPES[k]) for k, n in packs]
+
+    def run(*arguments: jax.Array) -> list[jax.Array]:
+        values: dict[int, jax.Array] = dict(zip(inputs, arguments))
+        packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
+        numbers = _numbers(segment, packed)
+        for node in segment.nodes:
+            if node.plan is None:
+                (slot,) = node.outputs
+                assert slot is not None
+                values[slot] = jnp.zeros(segment.slots[slot].shape, segment.slots[slot].dtype)
+                continue
+            operands = [values[i] for i in node.operands]
+            try:
+                with jax.named_scope(node.label):
+                    results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
+            except TpuError:
+                raise
+            except Exception as error:
+                shapes = ", ".join(f"{o.dtype}{list(o.shape)}" for o in operands)
+                raise CompilationError(
+                    f"The lowering of {node.name} failed: {type(error).__name__}: {error}",
+                    values={"operands": shapes},
+                    line=node.line or None,
+                ) from error
+            for slot, value in zip(node.outputs, results):
+                if slot is not None:
+                    expected = segment.slots[slot]
+                    # A view's write keeps the base's shape; anything else is an error in a
+                    # lowering.
+                    if value.shape != expected.shape:
+                        value = value.reshape(expected.shape)
+                    values[slot] = value.astype(expected.dtype)
+        return [values[i] for i in segment.live]
+
+    return run, avals
+
+
+class _Tail:
+    """Numbers from one position on, as an iterable."""
+
+    def __init__(self, numbers: list[Any], start: int) -> None:
+        self._numbers, self._start = numbers, start
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(self._start, len(self._numbers)):
+            yield self._numbers[i]()
+
+
+def _constant(value: float | int) -> float | int:
+    return value
+
+
+def _element(pack: jax.Array, index: int) -> jax.Array:
+    return pjrt.weak(pack[index])
+
+
+def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[], Any]]:
+    """A thunk for each number, so that an unread one costs no op."""
+    position = [0] * len(pjrt.PACK_DTYPES)
+    thunks: list[Callable[[], Any]] = []
+    for n in segment.numbers:
+        if n.compiled_in:
+            thunks.append(functools.partial(_constant, n.value))
+        else:
+            thunks.append(functools.partial(_element, packed[n.pack], position[n.pack]))
+            position[n.pack] += 1
+    return thunks
+
+
+def lower(segment: Segment) -> bytes:
+    """StableHLO bytecode of the segment."""
+    run, avals = as_function(segment)
+    with jax.enable_x64(True):
+        lowered = jax.jit(run, keep_unused=True, donate_argnums=reusable(segment)).lower(*avals)
+    return pjrt.module_bytes(lowered)
+
+
+def reusable(segment: Segment) -> list[int]:
+    """Positions of the donated inputs whose memory an output of their shape and dtype can take."""
+    wanted = Counter(segment.outputs())
+    position = {slot: i for i, slot in enumerate(segment.inputs())}
+    found = []
+    for slot in segment.donated:
+        kind = (segment.slots[slot].shape, segment.slots[slot].dtype)
+        if wanted[kind]:
+            wanted[kind] -= 1
+            found.append(position[slot])
+    return found

@@ -1,0 +1,303 @@
+"""Configuration: one frozen dataclass, read once from the ``TPU_*`` environment variables.
+
+Everything reads `config()`; `override` changes fields for a block of code. The docs table
+(`config_page`) and ``tpu doctor`` are made from the same fields.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from tpu_core.config_kinds import BOOL, BYTES, FOLDER, INDICES, PLATFORM, Kind, choice, integer
+from tpu_core.errors import ConfigurationError
+
+
+def _user_cache() -> Path:
+    # Imported here: at `import torch` nothing of this is needed.
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("tpu-core", appauthor=False))
+
+
+def _setting(
+    env: str, kind: Kind, doc: str, default: Any = None, *, shown: str | None = None
+) -> Any:
+    """A dataclass field with its environment variable, type, default and docs text."""
+    metadata = {"env": env, "kind": kind, "doc": doc, "shown": shown or _show(default)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _show(value: Any) -> str:
+    return "unset" if value is None else f"`{value}`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings. Read them with `config`, change them for a block with `override`.
+
+    Raises:
+        ConfigurationError: A value is not valid; the message lists what is.
+
+    Example:
+        >>> config().fallback
+        'warn'
+    """
+
+    platform: str | None = _setting(
+        "TPU_PLATFORM",
+        PLATFORM,
+        "PJRT platform behind the device `tpu`: a TPU where one is visible, else XLA's CPU.",
+        shown="`auto`",
+    )
+    num_devices: int | None = _setting(
+        "TPU_NUM_DEVICES", integer(1), "Number of devices that the CPU platform shows.", shown="`1`"
+    )
+    visible_devices: tuple[int, ...] | None = _setting(
+        "TPU_VISIBLE_DEVICES", INDICES, "Devices to use, in this order.", shown="all"
+    )
+    eager_mode: str | None = _setting(
+        "TPU_EAGER_MODE",
+        choice("debug", "strict", "fused"),
+        "How ops outside `torch.compile` run: one at a time and wait (debug), one at a time "
+        "(strict), or recorded and run as one program (fused).",
+        shown="`fused` with tpu-eager, else `strict`",
+    )
+    fallback: str = _setting(
+        "TPU_FALLBACK",
+        choice("warn", "error", "allow"),
+        "What happens to an op without a lowering: run on the CPU and warn once, raise, or run on "
+        "the CPU in silence.",
+        "warn",
+    )
+    cache_dir: Path = _setting(
+        "TPU_CACHE_DIR",
+        FOLDER,
+        "Folder of the executable cache. Entries are executable code: it must be yours alone.",
+        _user_cache,
+        shown="`tpu-core` in the user's cache folder",
+    )
+    cache_size: int = _setting(
+        "TPU_CACHE_SIZE",
+        BYTES,
+        "Size that the cache folder is kept under; least recently used entries go first.",
+        10 << 30,
+        shown="`10G`",
+    )
+    cache: str = _setting(
+        "TPU_CACHE", choice("on", "off"), "Whether executables are kept on disk.", "on"
+    )
+    memory_limit: int | None = _setting(
+        "TPU_MEMORY_LIMIT",
+        BYTES,
+        "Simulated memory of a device on the CPU platform, to find out what fits.",
+    )
+    segment_ops: int = _setting(
+        "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 20_000
+    )
+    debug_nans: bool = _setting(
+        "TPU_DEBUG_NANS",
+        BOOL,
+        "In debug mode, raise at the first op that produces a NaN or an infinity.",
+        False,
+        shown="`0`",
+    )
+    dump_dir: Path | None = _setting(
+        "TPU_DUMP", FOLDER, "Folder that the StableHLO of every compiled program is written to."
+    )
+    log_level: str = _setting(
+        "TPU_LOG",
+        choice("warning", "info", "debug"),
+        "Level of the logger `tpu_core`; `info` prints a line for each compile.",
+        "warning",
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            spec = _SPECS[name]
+            if value is None and spec.default is None:
+                continue
+            text = ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+            # Written back so that override(cache_size="500M") means what the variable means.
+            object.__setattr__(self, name, _parse(name, text))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known about one field: see `settings`."""
+
+    name: str
+    env: str
+    kind: Kind
+    doc: str
+    shown: str
+    default: Any
+
+
+def settings() -> list[Setting]:
+    """Every field with its environment variable, type, docs text and default."""
+    return list(_SPECS.values())
+
+
+_SPECS: dict[str, Setting] = {
+    f.name: Setting(
+        f.name,
+        f.metadata["env"],
+        f.metadata["kind"],
+        f.metadata["doc"],
+        f.metadata["shown"],
+        f.default_factory if f.default is MISSING else f.default,
+    )
+    for f in fields(Config)
+}
+
+
+def _parse(name: str, text: str) -> Any:
+    spec = _SPECS[name]
+    try:
+        return spec.kind.parse(text.strip())
+    except (ValueError, KeyError):
+        raise ConfigurationError(
+            f"{spec.env}={text!r} is not valid.", values={"valid": spec.kind.valid}
+        ) from None
+
+
+def from_environment(environ: Mapping[str, str]) -> Config:
+    """The configuration that an environment describes. An empty variable counts as unset.
+
+    Raises:
+        ConfigurationError: A variable has a value that is not valid.
+    """
+    given = {
+        spec.name: _parse(spec.name, environ[spec.env])
+        for spec in settings()
+        if environ.get(spec.env, "").strip()
+    }
+    return Config(**given)
+
+
+_overridden: ContextVar[Config | None] = ContextVar("tpu_config", default=None)
+_lock = threading.Lock()
+_base: Config | None = None
+
+
+def config() -> Config:
+    """The configuration in force: the innermost `override`, else the environment's (read once).
+
+    Raises:
+        ConfigurationError: A ``TPU_*`` variable has a value that is not valid.
+    """
+    return _overridden.get() or _base or _read()
+
+
+def _read() -> Config:
+    global _base
+    with _lock:
+        if _base is None:
+            _base = from_environment(os.environ)
+        return _base
+
+
+def reload() -> Config:
+    """Read the environment again, for tests and for programs that set variables late.
+
+    What was decided already (the platform, the cache folder) does not change.
+    """
+    global _base
+    with _lock:
+        _base = None
+    return _read()
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Config]:
+    """Change fields of the configuration for a block, in this thread or async task only.
+
+    Args:
+        **changes: Fields of `Config`, as values or written as in the environment.
+
+    Raises:
+        ConfigurationError: A field does not exist or its value is not valid.
+
+    Example:
+        >>> with override(fallback="error", cache_size="500M"):
+        ...     train()
+    """
+    unknown = sorted(set(changes) - set(_SPECS))
+    if unknown:
+        raise ConfigurationError(
+            f"There is no setting {', '.join(map(repr, unknown))}.",
+            values={"valid": ", ".join(sorted(_SPECS))},
+            remedy="Use one of the names above.",
+        )
+    token = _overridden.set(replace(config(), **changes))
+    try:
+        yield cast(Config, _overridden.get())
+    finally:
+        _overridden.reset(token)
+
+
+# Read by libtpu, JAX or a TPU VM's own tools; not ours, and not typos of ours.
+_LIBTPU_VARIABLES = frozenset(
+    f"TPU_{name}"
+    for name in (
+        "ACCELERATOR_TYPE CHIPS_PER_HOST_BOUNDS CHIPS_PER_PROCESS_BOUNDS HOST_BOUNDS HOST_ID "
+        "INIT_ARGS LIBRARY_PATH LOAD_LIBRARY LOG_DIR MAX_LOG_SIZE_MB MEGACORE MIN_LOG_LEVEL "
+        "ML_PLATFORM ML_PLATFORM_VERSION NAME PREMAPPED_BUFFER_SIZE "
+        "PREMAPPED_BUFFER_TRANSFER_THRESHOLD_BYTES PROCESS_ADDRESSES PROCESS_BOUNDS PROCESS_PORT "
+        "RUNTIME_METRICS_PORTS SKIP_MDS_QUERY STDERR_LOG_LEVEL TASK_ID TOPOLOGY TOPOLOGY_ALT "
+        "TOPOLOGY_WRAP VISIBLE_CHIPS VMODULE WORKER_HOSTNAMES WORKER_ID ZONE"
+    ).split()
+)
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """``TPU_*`` variables that nothing reads and that look like one of ours, each with that one.
+
+    Example:
+        >>> misspelt_variables({"TPU_FALBACK": "error"})
+        [('TPU_FALBACK', 'TPU_FALLBACK')]
+    """
+    import difflib  # for the doctor alone
+
+    ours = [spec.env for spec in settings()]
+    found = []
+    for name in sorted(environ):
+        upper = name.upper()
+        if not upper.startswith("TPU") or name in ours or name in _LIBTPU_VARIABLES:
+            continue
+        if close := difflib.get_close_matches(upper, ours, n=1, cutoff=0.8):
+            found.append((name, close[0]))
+    return found
+
+
+def config_page() -> str:
+    """Markdown of ``docs/reference/configuration.md``, generated from the fields of `Config`."""
+    out = [
+        "# Configuration",
+        "",
+        "Settings are environment variables, read and checked at first use of the device. In a",
+        'program, `tpu_core.config.override(fallback="error")` changes them for a block, under the',
+        "names in the last column. This page is generated from `tpu_core.config`.",
+        "",
+        "| Variable | Values | Default | Meaning | Field |",
+        "|---|---|---|---|---|",
+    ]
+    for spec in settings():
+        row = (f"`{spec.env}`", spec.kind.valid, spec.shown, spec.doc, f"`{spec.name}`")
+        out.append("| " + " | ".join(row) + " |")
+    out += [
+        "",
+        "Sizes are in binary units: `1K` is 1,024 bytes. An empty variable counts as unset. A",
+        "value that is not valid raises `ConfigurationError`, which lists what is. Variables that",
+        "libtpu itself reads (`TPU_LIBRARY_PATH`, `TPU_VISIBLE_CHIPS`, ...) keep their meaning.",
+    ]
+    return "\n".join(out) + "\n"

@@ -1,0 +1,84 @@
+"""How values of the configuration are written: parsers for the kinds of ``TPU_*`` variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SWITCH = {
+    **dict.fromkeys(("1", "true", "on", "yes"), True),
+    **dict.fromkeys(("0", "false", "off", "no"), False),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a field is written in the environment.
+
+    Attributes:
+        name: Name of the type in the docs.
+        parse: Text to value; raises `ValueError` for a value that is not valid.
+        valid: What is valid, for the error message and the docs.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    valid: str
+
+
+def choice(*names: str) -> Kind:
+    """One of a few names, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError(text)
+        return text.lower()
+
+    return Kind("choice", parse, ", ".join(names))
+
+
+def integer(least: int) -> Kind:
+    """An integer not below ``least``."""
+
+    def parse(text: str) -> int:
+        if (value := int(text)) < least:
+            raise ValueError(text)
+        return value
+
+    return Kind("integer", parse, f"an integer of at least {least}")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``"4096"``, ``"500M"``, ``"1.5GiB"``; the units are binary (K = 1024).
+
+    Raises:
+        ValueError: The text is not a number with an optional unit K, M, G or T.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(text)
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def _parse_platform(text: str) -> str | None:
+    if not re.fullmatch(r"[A-Za-z][\w-]*", text):
+        raise ValueError(text)
+    return None if text.lower() == "auto" else text.lower()
+
+
+def _parse_indices(text: str) -> tuple[int, ...]:
+    indices = tuple(int(part) for part in text.split(",") if part.strip())
+    if any(i < 0 for i in indices) or len(set(indices)) != len(indices):
+        raise ValueError(text)
+    return indices
+
+
+PLATFORM = Kind("name", _parse_platform, "auto, tpu, cpu, or a PJRT plug-in's name such as cuda")
+INDICES = Kind("list of integers", _parse_indices, "distinct device indices such as 0,1,3")
+BYTES = Kind("bytes", parse_size, "a number of bytes such as 4096, 500M or 10G")
+FOLDER = Kind("folder", lambda text: Path(text).expanduser(), "a folder")
+BOOL = Kind("bool", lambda text: _SWITCH[text.lower()], "1, 0, true, false, on, off, yes, no")

@@ -1,0 +1,21 @@
+// The user's Python line for each recorded op, cheaply: a code object and an offset.
+#pragma once
+
+#include <Python.h>
+
+#include <string>
+
+namespace tpu {
+
+struct Line {
+  PyCodeObject* code = nullptr;  // kept alive for the life of the process
+  int offset = 0;
+};
+
+// The innermost frame of the calling thread that is not inside torch or this project; on autograd's
+// threads, the line of the forward op whose gradient is being computed. Needs g_mutex, and no GIL.
+Line user_line();
+std::string describe(const Line& line);  // "train.py:31 in step"; needs the GIL
+void set_internal_prefixes(PyObject* tuple_of_str);
+
+}  // namespace tpu

@@ -1,0 +1,299 @@
+#include "memory.h"
+
+#include "python.h"
+#include "tensors.h"
+#include "trace.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/flat_hash_map.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <unordered_map>
+
+namespace tpu {
+namespace {
+
+constexpr size_t kDevices = 128;
+constexpr size_t kSpace = size_t{1} << 41;  // per device; reserved, never touched
+constexpr size_t kAlign = 512;
+
+// Distinct storages need distinct, non-overlapping addresses (safetensors and transformers compare
+// them), although no byte there is ever read or written.
+class AddressSpace {
+ public:
+  void* take(size_t nbytes, size_t& reserved) {
+    reserved = size_class(nbytes);
+    auto free = free_.find(reserved);
+    if (free != free_.end() && !free->second.empty()) {
+      void* p = free->second.back();
+      free->second.pop_back();
+      return p;
+    }
+    if (!base_) {
+      void* p = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      TORCH_CHECK(p != MAP_FAILED, "tpu: cannot reserve ", kSpace, " bytes of address space.");
+      base_ = static_cast<char*>(p);
+    }
+    TORCH_CHECK(
+        used_ + reserved <= kSpace, "tpu: a storage of ", nbytes, " bytes exceeds the address space.");
+    void* p = base_ + used_;
+    used_ += reserved;
+    return p;
+  }
+  void give_back(void* p, size_t reserved) { free_[reserved].push_back(p); }
+  bool contains(const void* p) const {
+    return base_ && p >= base_ && p < base_ + kSpace;
+  }
+
+ private:
+  // Eight classes a power of two, so that ranges of similar sizes are reused.
+  static size_t size_class(size_t n) {
+    n = std::max(n, kAlign);
+    size_t step = std::max(kAlign, size_t{1} << (63 - __builtin_clzll(n) - (n >= 8 * kAlign ? 3 : 0)));
+    if (n < 8 * kAlign) step = kAlign;
+    return (n + step - 1) / step * step;
+  }
+  char* base_ = nullptr;
+  size_t used_ = 0;
+  std::unordered_map<size_t, std::vector<void*>> free_;
+};
+
+std::mutex g_space_mutex;
+std::array<AddressSpace, kDevices> g_spaces;
+ska::flat_hash_map<const void*, Cell*> g_cells;  // live cells by address
+
+struct Stats {
+  std::atomic<int64_t> current{0}, peak{0}, total_in{0}, total_out{0}, count{0}, count_peak{0};
+  std::atomic<int64_t> count_in{0}, count_out{0}, ooms{0};
+};
+std::array<Stats, kDevices> g_stats;
+
+void raise_to(std::atomic<int64_t>& peak, int64_t value) {
+  int64_t seen = peak.load();
+  while (seen < value && !peak.compare_exchange_weak(seen, value)) {
+  }
+}
+
+using c10::CachingAllocator::Stat;
+
+Stat stat(int64_t current, int64_t peak, int64_t in, int64_t out) {
+  Stat s;
+  s.current = current;
+  s.peak = peak;
+  s.allocated = in;
+  s.freed = out;
+  return s;
+}
+
+struct TpuAllocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    Layout bytes{at::kByte, {static_cast<int64_t>(nbytes)}, {1}, true};
+    return tpu::allocate(nbytes, current_device(), std::move(bytes));
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "tpu: device memory cannot be copied by address.");
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {
+    pybind11::gil_scoped_acquire gil;
+    drain_references();
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // one ordered queue a device
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    auto& s = g_stats.at(device);
+    const int64_t pending = pending_bytes(device);
+    const int64_t now = s.current + pending;
+    c10::CachingDeviceAllocator::DeviceStats d;
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    auto bytes = stat(now, std::max<int64_t>(s.peak, now), s.total_in + pending, s.total_out);
+    auto count = stat(s.count, s.count_peak, s.count_in, s.count_out);
+    d.allocated_bytes[all] = d.active_bytes[all] = d.requested_bytes[all] = bytes;
+    d.reserved_bytes[all] = bytes;
+    d.allocation[all] = d.active[all] = d.segment[all] = count;
+    d.num_ooms = s.ooms;
+    return d;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    auto& s = g_stats.at(device);
+    s.total_in = s.total_out = s.count_in = s.count_out = s.ooms = 0;
+  }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    auto& s = g_stats.at(device);
+    s.peak = s.current.load();
+    s.count_peak = s.count.load();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    pybind11::gil_scoped_acquire gil;
+    auto info = callback("memory_info")(device).cast<std::pair<size_t, size_t>>();
+    return info;
+  }
+};
+
+TpuAllocator g_allocator;
+
+std::mutex g_pinned_mutex;
+std::map<const char*, size_t> g_pinned;
+
+// Host memory that transfers may read in place. It keeps no cache: freed memory goes back at once.
+struct PinnedAllocator final : at::HostAllocator {
+  static void release(void* p) {
+    {
+      std::lock_guard<std::mutex> lock(g_pinned_mutex);
+      g_pinned.erase(static_cast<const char*>(p));
+    }
+    std::free(p);
+  }
+  c10::DataPtr allocate(size_t nbytes) override {
+    if (nbytes == 0) return {nullptr, nullptr, &release, at::kCPU};
+    // XLA imports host memory without a copy where it is aligned to 64 bytes.
+    void* p = std::aligned_alloc(64, (nbytes + 63) / 64 * 64);
+    TORCH_CHECK(p, "tpu: cannot allocate ", nbytes, " bytes of pinned host memory.");
+    std::lock_guard<std::mutex> lock(g_pinned_mutex);
+    g_pinned.emplace(static_cast<const char*>(p), nbytes);
+    return {p, p, &release, at::kCPU};
+  }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override {
+    std::lock_guard<std::mutex> lock(g_pinned_mutex);
+    at::HostStats stats;
+    for (const auto& [p, nbytes] : g_pinned) stats.allocated_bytes.increase(nbytes);
+    return stats;
+  }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* dst, const void* src, size_t n) const override {
+    default_copy_data(dst, src, n);
+  }
+};
+PinnedAllocator g_pinned_allocator;
+
+}  // namespace
+
+void free_cell(void* context) {
+  auto* cell = static_cast<Cell*>(context);
+  if (cell->address) {
+    std::lock_guard<std::mutex> lock(g_space_mutex);
+    g_cells.erase(cell->address);
+    g_spaces[cell->device].give_back(cell->address, cell->reserved);
+  }
+  delete cell;
+}
+
+c10::DataPtr allocate(size_t nbytes, int16_t device, Layout layout) {
+  ensure_initialized();
+  auto cell = std::make_unique<Cell>();
+  cell->device = device;
+  if (nbytes) {
+    std::lock_guard<std::mutex> lock(g_space_mutex);
+    cell->address = g_spaces.at(device).take(nbytes, cell->reserved);
+    g_cells[cell->address] = cell.get();
+  }
+  cell->value = make_value(std::move(layout), nbytes, device, State::Uninitialized);
+  void* address = cell->address;
+  return {address, cell.release(), &free_cell, c10::Device(c10::kPrivateUse1, device)};
+}
+
+c10::Allocator* device_allocator() { return &g_allocator; }
+c10::Allocator* pinned_allocator() { return &g_pinned_allocator; }
+
+bool is_pinned(const void* ptr) {
+  std::lock_guard<std::mutex> lock(g_pinned_mutex);
+  auto it = g_pinned.upper_bound(static_cast<const char*>(ptr));
+  if (it == g_pinned.begin()) return false;
+  --it;
+  return static_cast<const char*>(ptr) < it->first + it->second;
+}
+
+int16_t device_of_address(const void* ptr) {
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  for (size_t d = 0; d < kDevices; ++d)
+    if (g_spaces[d].contains(ptr)) return static_cast<int16_t>(d);
+  return -1;
+}
+
+Cell* cell_of_address(const void* ptr) {
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  auto it = g_cells.find(ptr);
+  return it == g_cells.end() ? nullptr : it->second;
+}
+
+void account(int16_t device, int64_t bytes) {
+  auto& s = g_stats[device];
+  const int64_t now = s.current += bytes;
+  if (bytes >= 0) {
+    raise_to(s.peak, now);
+    s.total_in += bytes;
+    ++s.count_in;
+    raise_to(s.count_peak, ++s.count);
+  } else {
+    s.total_out -= bytes;
+    ++s.count_out;
+    --s.count;
+  }
+}
+
+void note_peak(int16_t device, int64_t temporaries) {
+  raise_to(g_stats[device].peak, g_stats[device].current + temporaries);
+}
+
+int64_t allocated_bytes(int16_t device) { return g_stats[device].current; }
+void note_out_of_memory(int16_t device) { ++g_stats[device].ooms; }
+
+namespace {
+size_t bytes_of(const Layout& l) {
+  return static_cast<size_t>(numel_of(l.sizes)) * c10::elementSize(l.dtype);
+}
+}  // namespace
+
+void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
+  Cell* cell = cell_of(storage);
+  const size_t old = storage->nbytes();
+  if (nbytes == old) return;
+  const auto device = cell->device;
+  Layout bytes{at::kByte, {static_cast<int64_t>(nbytes)}, {1}, true};
+  // A storage that is emptied and restored, as FSDP frees parameters, keeps its type: the programs
+  // that use it stay the same.
+  const auto& before = cell->value->layout;
+  const bool typed = !before.untyped && (nbytes == 0 || (old == 0 && nbytes == bytes_of(before)));
+  if (typed) bytes = before;
+  ValuePtr kept;
+  if (old && nbytes && cell->value->state != State::Uninitialized) {
+    if (nbytes < old) {
+      kept = cell->value;  // a value may be larger than its storage
+    } else {
+      auto contents = at::zeros({static_cast<int64_t>(nbytes)}, at::kByte);
+      contents.narrow(0, 0, static_cast<int64_t>(old)).copy_(
+          read_bytes(cell->value, "resize_").narrow(0, 0, static_cast<int64_t>(old)));
+      kept = make_value(bytes, nbytes, device, State::Host);
+      kept->host = contents;
+    }
+  }
+  auto fresh = allocate(nbytes, device, bytes);
+  if (kept) static_cast<Cell*>(fresh.get_context())->value = std::move(kept);
+  storage->set_data_ptr_noswap(std::move(fresh));
+  storage->set_nbytes(nbytes);
+}
+
+void lock_allocators_for_fork() {
+  g_space_mutex.lock();
+  g_pinned_mutex.lock();
+}
+
+void unlock_allocators_after_fork() {
+  g_pinned_mutex.unlock();
+  g_space_mutex.unlock();
+}
+
+void register_allocators() {
+  c10::SetAllocator(c10::kPrivateUse1, &g_allocator);
+  at::setHostAllocator(c10::kPrivateUse1, &g_pinned_allocator);
+}
+
+}  // namespace tpu

@@ -1,0 +1,36 @@
+// Address space, allocators and memory statistics of the device.
+#pragma once
+
+#include "value.h"
+
+#include <c10/core/Allocator.h>
+
+namespace tpu {
+
+void free_cell(void* context);  // deleter of every device DataPtr; the context is a Cell
+
+// A DataPtr of `nbytes` of reserved, inaccessible address space, holding an uninitialised Value.
+c10::DataPtr allocate(size_t nbytes, int16_t device, Layout layout);
+c10::Allocator* device_allocator();
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* ptr);
+int16_t device_of_address(const void* ptr);  // -1 where the address is not ours
+
+Cell* cell_of_address(const void* ptr);  // the live storage that starts there, or null
+
+// Statistics: `bytes` enter (or leave) device memory; `peak` notes a program's temporaries.
+void account(int16_t device, int64_t bytes);
+void note_peak(int16_t device, int64_t temporaries);
+int64_t allocated_bytes(int16_t device);
+void note_out_of_memory(int16_t device);
+
+// Changes a storage's size: contents are kept up to the smaller size, as `UntypedStorage.resize_` does.
+void resize_storage(c10::StorageImpl* storage, size_t nbytes);
+
+void register_allocators();
+
+// As for the queue of references: a fork waits until no other thread is inside an allocator.
+void lock_allocators_for_fork();
+void unlock_allocators_after_fork();
+
+}  // namespace tpu

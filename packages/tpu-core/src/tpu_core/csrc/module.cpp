@@ -1,0 +1,258 @@
+// The Python module `tpu_core._C`.
+#include "device.h"
+#include "lines.h"
+#include "memory.h"
+#include "python.h"
+#include "record.h"
+#include "tensors.h"
+#include "trace.h"
+
+#include <ATen/ScalarOps.h>
+#include <pthread.h>
+#include <torch/csrc/Event.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <atomic>
+
+namespace tpu {
+namespace {
+
+std::atomic<bool> g_initialized{false};
+std::atomic<bool> g_bad_fork{false};
+std::atomic<int> g_device_count{-1};
+PyObject* g_callbacks = nullptr;
+
+void before_fork() {
+  lock_allocators_for_fork();
+  lock_references_for_fork();
+}
+
+void after_fork() {
+  unlock_references_after_fork();
+  unlock_allocators_after_fork();
+}
+
+void in_child() {
+  after_fork();
+  if (g_initialized) g_bad_fork = true;
+}
+
+// Registers the recorder on an overload; the library object keeps the registration alive.
+torch::Library& library() {
+  static auto* lib = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  return *lib;
+}
+torch::Library& tpu_library() {
+  static auto* lib = new torch::Library(
+      torch::Library::IMPL, "tpu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  return *lib;
+}
+
+void register_overloads(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    const bool own = name.rfind("tpu::", 0) == 0;
+    (own ? tpu_library() : library())
+        .impl(
+            name.c_str() + (own ? 5 : 6),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Recorder>()));
+  }
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  record(*describe_op(op), op, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+py::object value_array(const at::Tensor& t, const char* reason) {
+  ensure_initialized();
+  ValuePtr value = cell_of(t)->value;
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    if (value->state != State::Uninitialized) settle(value, lock, reason);
+  }
+  if (value->state == State::Uninitialized || value->state == State::Host) {
+    at::Tensor host = value->state == State::Host
+        ? value->host
+        : at::zeros(value->layout.sizes, at::TensorOptions().dtype(value->layout.dtype));
+    py::object array = callback("device_put")(py::cast(host), value->device);
+    value->set_array(array.release().ptr());
+  }
+  return py::reinterpret_borrow<py::object>(value->array);
+}
+
+// Whether the tensor is exactly its storage's value: same dtype, sizes and order.
+bool is_whole(const at::Tensor& t) {
+  auto& value = *cell_of(t)->value;
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    settle_type(value, t);
+  }
+  const auto& l = value.layout;
+  return t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
+      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+}
+
+at::Tensor from_array(py::object array, const at::Tensor& like, bool shared) {
+  auto* cell = cell_of(like);
+  Layout layout{like.scalar_type(), Dims(like.sizes().begin(), like.sizes().end()),
+                Dims(like.strides().begin(), like.strides().end())};
+  auto value = make_value(
+      std::move(layout), like.storage().nbytes(), like.device().index(), State::Pending);
+  value->set_array(array.release().ptr());
+  value->shared = shared;
+  WithoutGil no_gil;
+  Lock lock(g_mutex);
+  cell->value = std::move(value);
+  return like;
+}
+
+const char* state_name(const at::Tensor& t) {
+  switch (cell_of(t)->value->state) {
+    case State::Uninitialized: return "uninitialized";
+    case State::Host: return "host";
+    case State::Pending: return "pending";
+    case State::Running: return "running";
+    case State::Ready: return "ready";
+    case State::Failed: return "failed";
+  }
+  return "?";
+}
+
+py::object mode_tuple(const Mode& m) {
+  py::object inspect = py::none();
+  if (m.inspect) inspect = py::reinterpret_borrow<py::object>(m.inspect);
+  return py::make_tuple(m.max_ops, m.wait, inspect);
+}
+
+Mode mode_of(const py::tuple& t) {
+  PyObject* inspect = t[2].is_none() ? nullptr : py::object(t[2]).release().ptr();
+  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect};
+}
+
+}  // namespace
+
+py::handle callback(const char* name) {
+  PyObject* f = g_callbacks ? PyDict_GetItemString(g_callbacks, name) : nullptr;
+  TORCH_CHECK(f, "tpu: the runtime has no function '", name, "'; tpu_core is damaged.");
+  return f;
+}
+
+void set_callbacks(py::dict table) {
+  Py_XDECREF(g_callbacks);
+  g_callbacks = table.release().ptr();
+}
+
+bool is_initialized() { return g_initialized; }
+bool in_bad_fork() { return g_bad_fork; }
+
+void ensure_initialized() {
+  if (g_initialized && !g_bad_fork) return;
+  py::gil_scoped_acquire gil;
+  // Raises ForkedProcessError in a forked child of a process that used the device.
+  py::module_::import("tpu_core.runtime").attr("initialize")();
+  g_initialized = true;
+}
+
+int16_t device_count() {
+  int n = g_device_count;
+  if (n < 0) {
+    py::gil_scoped_acquire gil;
+    n = py::module_::import("tpu_core.runtime").attr("device_count")().cast<int>();
+    g_device_count = n;
+  }
+  return static_cast<int16_t>(n);
+}
+
+}  // namespace tpu
+
+PYBIND11_MODULE(_C, m) {
+  using namespace tpu;
+  m.doc() = "The C++ part of tpu_core: device hooks, storages, dispatch and traces.";
+  pthread_atfork(before_fork, after_fork, in_child);
+  m.def("register_device", &register_device);
+  m.def("register_overloads", &register_overloads);
+  m.def("set_callbacks", &set_callbacks);
+  m.def("set_internal_prefixes", [](py::tuple t) { set_internal_prefixes(t.ptr()); });
+  m.def("is_initialized", &is_initialized);
+  m.def("in_bad_fork", &in_bad_fork);
+  m.def("current_device", &current_device);
+  m.def("set_current_device", &set_current_device);
+  m.def("default_generator", [](int device) { return default_generator(device); });
+  m.def("flush", [](const char* cut) { flush_current(cut); }, py::arg("cut") = "explicit cut");
+  m.def("flush_all", [](int device, const char* cut) { flush_all(device, cut); });
+  m.def("set_default_mode", [](py::tuple t) { set_default_mode(mode_of(t)); });
+  m.def("set_thread_mode", [](std::optional<py::tuple> t) {
+    set_thread_mode(t ? std::optional<Mode>(mode_of(*t)) : std::nullopt);
+  });
+  m.def("thread_mode", []() -> py::object {
+    auto t = thread_mode();
+    if (!t) return py::none();
+    return mode_tuple(*t);
+  });
+  // Keys of tpu_core.metrics.COUNTERS.
+  m.def("counters", [] {
+    const auto c = counters();
+    py::dict d;
+    d["ops"] = c.ops;
+    d["segments"] = c.segments;
+    d["executions"] = c.executions;
+    d["cache_hits_memory"] = c.hits;
+    d["signatures"] = c.signatures;
+    const auto [uploads, bytes] = host_to_device_counts();
+    d["h2d_count"] = uploads;
+    d["h2d_bytes"] = bytes;
+    return d;
+  });
+  m.def("newest_array", [](int device) -> py::object {
+    PyObject* array = newest_array(static_cast<int16_t>(device));
+    if (!array) return py::none();
+    return py::reinterpret_borrow<py::object>(array);
+  });
+  m.def("clear_programs", &clear_programs);
+  m.def("drain_references", &drain_references);
+  m.def("allocated_bytes", &allocated_bytes);
+  m.def("note_out_of_memory", &note_out_of_memory);
+  m.def("value_array", &value_array);
+  m.def("mark_shared", [](const at::Tensor& t) { cell_of(t)->value->shared = true; });
+  m.def("is_whole", &is_whole);
+  // The 0-d tensor that PyTorch makes of the number in `x + 2`.
+  m.def("wrapped_number", [](py::handle n) {
+    return at::native::wrapped_scalar_tensor(
+        torch::jit::toIValue(n, c10::NumberType::get()).toScalar());
+  });
+  m.def("own_value", [](const at::Tensor& t) {
+    WithoutGil no_gil;
+    return own_value(t);
+  });
+  m.def("from_array", &from_array);
+  m.def("state", &state_name);
+  m.def("read_tensor", [](const at::Tensor& t, const char* reason) {
+    at::Tensor host;
+    {
+      WithoutGil no_gil;
+      host = read_tensor(t, reason);
+    }
+    return host;
+  });
+  m.def("event_elapsed", [](py::handle start, py::handle end) {
+    return reinterpret_cast<THPEvent*>(start.ptr())
+        ->event.elapsedTime(reinterpret_cast<THPEvent*>(end.ptr())->event);
+  });
+  m.def("set_thread_precision", &set_thread_precision);
+  m.def("user_line", [] {
+    Line line;
+    {
+      WithoutGil no_gil;
+      Lock lock(g_mutex);
+      line = user_line();
+    }
+    return describe(line);
+  });
+}

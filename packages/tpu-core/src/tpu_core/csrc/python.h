@@ -1,0 +1,23 @@
+// Calls from the extension into Python, all through one table of callbacks.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace tpu {
+
+namespace py = pybind11;
+
+// The function registered under `name` by `tpu_core.runtime`; the GIL must be held.
+py::handle callback(const char* name);
+void set_callbacks(py::dict table);
+
+// Starts the runtime (`tpu_core.runtime.initialize`) on the device's first use. Raises in a forked child.
+void ensure_initialized();
+bool is_initialized();
+bool in_bad_fork();
+
+int16_t current_device();
+void set_current_device(int16_t device);
+int16_t device_count();
+
+}  // namespace tpu

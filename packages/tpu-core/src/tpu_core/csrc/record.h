@@ -1,0 +1,49 @@
+// The boxed kernel of every ATen overload on the device: signature, metadata cache, trace.
+#pragma once
+
+#include "trace.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+namespace tpu {
+
+// How an argument of an overload enters its signature. Mirrors `tpu_core.recorder.describe`.
+enum class Policy : uint8_t { Tensor, TensorList, Number, NumberList, Static, Drop, Generator };
+
+// What the recorder knows of an overload; made by Python on the first call.
+struct OpDescription {
+  std::string name;
+  Hash128 hash;
+  std::vector<Policy> policies;  // one a schema argument
+  std::vector<uint8_t> compiled_in;  // number arguments that are part of the signature
+  std::vector<uint8_t> writes;   // arguments that are mutated
+  bool write_only = false;       // mutated arguments are overwritten without being read
+  std::vector<int> returns;      // >= 0: alias of that argument; -1: new tensor; -2: new list; -3: int
+  bool random = false;
+  bool scalar_operands = false;  // 0-d CPU tensors may stand for numbers
+  bool host_operands = false;    // CPU tensors in lists (of indices) are moved to the device
+  bool precision = false;        // depends on the float32 matmul precision
+  bool wide_numbers = false;     // float numbers travel in 64 bits
+  py::object python;             // the overload, passed back to Python on a miss
+  py::object handler;            // set if Python handles every call
+};
+
+// Kernel object of one overload; copies share nothing but the description.
+class Recorder final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+ private:
+  OpDescription* description_ = nullptr;
+};
+
+void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// Bytes take dtype and shape at their first typed use, so that a restored model has the same programs
+// as a fresh one.
+void settle_type(Value& v, const at::Tensor& t);
+// Overrides the float32 matmul precision of this thread; -1 follows PyTorch's setting.
+void set_thread_precision(int precision);
+OpDescription* describe_op(const c10::OperatorHandle& op);
+
+}  // namespace tpu

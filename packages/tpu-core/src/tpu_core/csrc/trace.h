@@ -1,0 +1,108 @@
+// Traces of recorded ops, and the programs that run them.
+//
+// A trace is a list of nodes; its current segment is everything recorded since the last cut. Cutting
+// a trace ("flush") decides which results are still alive, finds the program for the segment by a
+// process-stable key, runs it and stores the results in their Values. Only an unknown key enters
+// Python's compiler.
+#pragma once
+
+#include "hash.h"
+#include "lines.h"
+#include "python.h"
+#include "value.h"
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace tpu {
+
+// The array that a lifted number travels in.
+enum class Pack : uint8_t { F32, F64, I32, I64 };
+constexpr int kPacks = 4;
+
+// One recorded form of an op: overload, geometry and dtypes of inputs, static arguments.
+struct Signature {
+  enum class Kind : uint8_t { Record, Python, Resize };
+  Hash128 hash;
+  Kind kind = Kind::Record;
+  std::vector<std::optional<Layout>> fresh;  // new outputs, lists flattened; nullopt: undefined
+  std::vector<uint32_t> list_sizes;          // lengths of Tensor[] returns, in order
+  std::vector<int64_t> constants;            // int returns, in order
+  std::vector<Pack> packs;                   // one a lifted number
+  std::vector<uint8_t> compiled_in;          // numbers that start as constants of the program
+  py::object plan;                           // Python's recipe for lowering the node, or the handler
+};
+
+struct Node {
+  const Signature* signature;
+  uint32_t refs;      // first of its slots in Segment::refs: operands, then outputs
+  uint32_t operands;
+  uint32_t outputs;
+  uint32_t numbers;   // first of its lifted numbers in Segment::numbers
+  Line line;
+};
+
+constexpr uint32_t kNoSlot = ~0u;
+
+struct Segment {
+  std::vector<Node> nodes;
+  std::vector<uint32_t> refs;
+  std::vector<ValuePtr> slots;      // every value that a node reads or makes, by first appearance
+  std::vector<uint8_t> is_input;    // per slot
+  std::vector<uint64_t> numbers;    // bits of a double or an int64
+  std::vector<Pack> packs;          // per number
+  std::vector<uint8_t> compiled_in; // per number
+  Hasher hasher;
+  int16_t device = 0;
+  uint64_t stamp = 0;
+  const char* cut = "";             // why it was cut
+};
+
+struct Trace {
+  explicit Trace(int16_t device);
+  int16_t device;
+  Segment current;
+  void restart();
+  uint32_t input_slot(const ValuePtr& v);
+  uint32_t output_slot(const ValuePtr& v);
+};
+
+// How the current thread cuts its traces; see `tpu_core.modes`.
+struct Mode {
+  int64_t max_ops = 1;     // cut when a segment has so many ops; 0: no bound
+  bool wait = false;       // wait for each segment
+  PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
+};
+Mode& mode();
+void set_default_mode(const Mode& m);
+void set_thread_mode(const std::optional<Mode>& m);
+std::optional<Mode> thread_mode();
+
+// The trace that ops of this thread join: autograd's threads record into the trace of the thread that
+// called backward.
+Trace* current_trace(int16_t device);
+
+using Lock = std::unique_lock<std::recursive_mutex>;
+
+// Runs what `trace` has recorded. `lock` holds g_mutex; it is released while Python runs.
+void flush(Trace* trace, Lock& lock, const char* cut);
+void flush_all(int16_t device, const char* cut);  // every thread's traces; -1: every device
+void flush_current(const char* cut);
+
+// Makes `v` Ready (or Host): flushes its trace, waits for another thread's run, raises its error.
+void settle(const ValuePtr& v, Lock& lock, const char* cut);
+
+int64_t pending_bytes(int16_t device);
+
+struct Counters {
+  uint64_t ops = 0, segments = 0, executions = 0, hits = 0, signatures = 0;
+};
+// The newest result on a device (borrowed), or null.
+PyObject* newest_array(int16_t device);
+Counters counters();
+void count_op();
+void count_signature();
+void clear_programs();
+
+}  // namespace tpu

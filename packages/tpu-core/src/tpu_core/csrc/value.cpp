@@ -1,0 +1,136 @@
+#include "value.h"
+
+#include "memory.h"
+#include "python.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+namespace tpu {
+
+std::recursive_mutex g_mutex;
+
+namespace {
+std::atomic<bool> g_any_reference{false};
+std::mutex g_references_mutex;
+auto& g_references = *new std::vector<PyObject*>();
+
+int drain_pending(void*) {
+  drain_references();
+  return 0;
+}
+}  // namespace
+
+void release_reference(PyObject* object) {
+  // In a forked child PJRT's threads are gone: what they own is left to the process' end.
+  if (!object || !Py_IsInitialized() || in_bad_fork()) return;
+  // A dropped reference may run Python code, so even with the GIL it waits until no lock is held.
+  bool schedule;
+  {
+    std::lock_guard<std::mutex> lock(g_references_mutex);
+    schedule = g_references.empty();
+    g_references.push_back(object);
+    g_any_reference = true;
+  }
+  if (schedule && Py_IsInitialized()) Py_AddPendingCall(drain_pending, nullptr);
+}
+
+void drain_references() {
+  std::vector<PyObject*> dropped;
+  if (!g_any_reference) return;
+  {
+    std::lock_guard<std::mutex> lock(g_references_mutex);
+    dropped.swap(g_references);
+    g_any_reference = false;
+  }
+  for (auto* object : dropped) Py_DECREF(object);
+}
+
+void lock_references_for_fork() { g_references_mutex.lock(); }
+void unlock_references_after_fork() { g_references_mutex.unlock(); }
+
+Failure::~Failure() { release_reference(exception); }
+
+void Failure::raise() const {
+  py::gil_scoped_acquire gil;
+  PyException_SetTraceback(exception, Py_None);  // that of the first time does not belong to this read
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+Value::~Value() {
+  if (accounted) account(device, -static_cast<int64_t>(nbytes));
+  release_reference(array);
+}
+
+void Value::set_array(PyObject* owned) {
+  release_reference(array);
+  array = owned;
+  state = State::Ready;
+  trace = nullptr;
+  host = at::Tensor();
+  if (!accounted) {
+    account(device, static_cast<int64_t>(nbytes));
+    accounted = true;
+  }
+}
+
+void Value::fail(std::shared_ptr<const Failure> why) {
+  state = State::Failed;
+  trace = nullptr;
+  failure = std::move(why);
+}
+
+ValuePtr make_value(Layout layout, size_t nbytes, int16_t device, State state) {
+  auto v = c10::make_intrusive<Value>();
+  v->layout = std::move(layout);
+  v->nbytes = nbytes;
+  v->device = device;
+  v->state = state;
+  if (state != State::Pending) {
+    account(device, static_cast<int64_t>(nbytes));
+    v->accounted = true;
+  }
+  return v;
+}
+
+Cell* cell_of(const c10::StorageImpl* storage) {
+  const auto& ptr = storage->data_ptr();
+  if (C10_LIKELY(ptr.get_deleter() == &free_cell)) return static_cast<Cell*>(ptr.get_context());
+  // PyTorch wraps our addresses in borrowed storages (`from_blob`) to save and load them.
+  Cell* cell = cell_of_address(ptr.get());
+  TORCH_CHECK(
+      cell,
+      "tpu: this storage on ",
+      ptr.device(),
+      " was not allocated by tpu_core; another library may have replaced the device's allocator.");
+  return cell;
+}
+
+Cell* cell_of(const at::Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      t.has_storage(), "tpu: a tensor without storage (sparse or a subclass) reached a dense kernel.");
+  return cell_of(t.storage().unsafeGetStorageImpl());
+}
+
+bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 6> dims;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] != 1) dims.emplace_back(strides[i], sizes[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (auto& [stride, size] : dims) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
+}
+
+}  // namespace tpu

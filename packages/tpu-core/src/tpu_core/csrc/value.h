@@ -1,0 +1,109 @@
+// What a storage holds.
+//
+// A Cell is the context of a storage's DataPtr and points at the storage's current Value. A Value is
+// immutable: an op that writes makes a new one and swaps the Cell's pointer, so two storages may share
+// a Value until one of them is written. A Value is a device array, bytes that are still on the host,
+// nothing yet (uninitialised memory), or the result of an op that was recorded and has not run.
+#pragma once
+
+#include <Python.h>
+
+#include <ATen/ATen.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace tpu {
+
+using Dims = at::DimVector;
+
+struct Trace;
+
+// Guards traces, programs and every Value's mutable fields. Never held while Python runs and never
+// taken while waiting for the GIL; see `Unlocked`.
+extern std::recursive_mutex g_mutex;
+
+enum class State : uint8_t { Uninitialized, Host, Pending, Running, Ready, Failed };
+
+// How the elements of a Value lie in its storage: element (i, j, ...) of an array of `sizes` is at
+// offset sum(i * stride). `untyped` marks bytes whose first typed use decides the rest.
+struct Layout {
+  at::ScalarType dtype = at::kByte;
+  Dims sizes;
+  Dims strides;
+  bool untyped = false;
+};
+
+// Why a value could not be computed: a Python exception, raised again by every read of the value.
+struct Failure {
+  explicit Failure(PyObject* owned) : exception(owned) {}
+  Failure(const Failure&) = delete;
+  ~Failure();
+  [[noreturn]] void raise() const;
+
+  PyObject* exception;
+};
+
+struct Value final : c10::intrusive_ptr_target {
+  Layout layout;
+  size_t nbytes = 0;
+  int16_t device = 0;
+  State state = State::Uninitialized;
+  bool shared = false;         // handed to or received from the user's JAX code: never donated
+  bool accounted = false;      // counted in the device's memory statistics
+  PyObject* array = nullptr;   // Ready: a jax.Array, owned
+  at::Tensor host;             // Host: a contiguous CPU tensor (uint8 if untyped)
+  Trace* trace = nullptr;      // Pending or Running: the trace that makes it
+  uint64_t stamp = 0;          // the trace segment that `slot` is valid in
+  uint32_t slot = 0;
+  std::shared_ptr<const Failure> failure;  // Failed
+
+  ~Value() override;
+  void set_array(PyObject* owned);  // becomes Ready
+  void fail(std::shared_ptr<const Failure> why);
+};
+using ValuePtr = c10::intrusive_ptr<Value>;
+
+struct Cell {
+  ValuePtr value;
+  void* address = nullptr;
+  size_t reserved = 0;
+  int16_t device = 0;
+};
+
+ValuePtr make_value(Layout layout, size_t nbytes, int16_t device, State state);
+
+// The Cell of a tensor's or storage's memory; an error if the storage is not ours.
+Cell* cell_of(const at::Tensor& t);
+Cell* cell_of(const c10::StorageImpl* storage);
+
+// Drops a Python reference from any thread; without the GIL it is queued for `drain_references`.
+void release_reference(PyObject* object);
+void drain_references();
+
+// A fork must not catch another thread inside the queue of references: the child could never drop one.
+void lock_references_for_fork();
+void unlock_references_after_fork();
+
+bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides);
+inline int64_t numel_of(at::IntArrayRef sizes) {
+  int64_t n = 1;
+  for (auto s : sizes) n *= s;
+  return n;
+}
+
+// Releases the GIL, where it is held, for a scope that may block on g_mutex.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_) PyEval_RestoreThread(state_);
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace tpu

@@ -1,0 +1,137 @@
+"""The module ``torch.tpu``: what PyTorch and its users expect of a device module.
+
+Everything here works before the device is started unless it needs a running device; nothing here
+imports
+jax by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpu_core.device.amp import get_amp_supported_dtype
+from tpu_core.device.devices import (  # noqa: F401 (PyTorch looks the private names up)
+    _DeviceGuard,
+    _exchange_device,
+    _is_in_bad_fork,
+    _maybe_exchange_device,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    init,
+    is_available,
+    is_bf16_supported,
+    is_initialized,
+    set_device,
+    synchronize,
+)
+from tpu_core.device.memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from tpu_core.device.reporting import compile_report, metrics, reset_metrics
+from tpu_core.device.rng import (  # noqa: F401
+    _get_generator,
+    default_generators,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from tpu_core.device.settings import precision, set_eager_mode
+from tpu_core.device.streams import (
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
+
+__all__ = [
+    "Event",
+    "Stream",
+    "compile_report",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "metrics",
+    "precision",
+    "reset_accumulated_memory_stats",
+    "reset_metrics",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_eager_mode",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+
+def _install() -> None:
+    from tpu_core.device.install import install
+
+    install()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint saves random state only if this is true
+        return is_initialized()
+    if name == "eager_mode":
+        from tpu_core import modes
+
+        return modes.active().name
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise AttributeError(
+        f"module 'torch.tpu' has no attribute '{name}'. What it has is listed in "
+        "docs/reference/device-contract.md."
+    )

@@ -1,0 +1,63 @@
+"""The few places where PyTorch has no hook for a device and must be told."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Set up autocast, printing and the optimizer hook. Runs inside ``import torch``: keep it
+    small.
+    """
+    # PyTorch's default for PrivateUse1 is float16.
+    torch.set_autocast_dtype("tpu", torch.bfloat16)
+    _print_with_one_transfer()
+    _settable_eager_mode()
+    _hook_optimizers()
+
+
+def _print_with_one_transfer() -> None:
+    """`print(t)` runs dozens of ops; on the host they cost one transfer and no program."""
+    from torch import _tensor_str
+
+    original = _tensor_str._tensor_str
+
+    def tensor_str(self: Any, indent: int) -> str:
+        if self.device.type == "tpu" and type(self) in (torch.Tensor, torch.nn.Parameter):
+            self = self.detach().cpu()
+        return original(self, indent)
+
+    _tensor_str._tensor_str = tensor_str
+
+
+class _DeviceModule(types.ModuleType):
+    """Lets ``torch.tpu.eager_mode = "strict"`` act."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "eager_mode":
+            from tpu_core import modes
+
+            modes.set_mode(value)
+            return
+        super().__setattr__(name, value)
+
+
+def _settable_eager_mode() -> None:
+    sys.modules["tpu_core.device"].__class__ = _DeviceModule
+
+
+def _hook_optimizers() -> None:
+    """Fused mode cuts where an optimizer's step ends."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(_after_optimizer_step)
+
+
+def _after_optimizer_step(*_: Any) -> None:
+    from tpu_core import modes
+
+    modes.after_optimizer_step()

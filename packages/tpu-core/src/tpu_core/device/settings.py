@@ -1,0 +1,42 @@
+"""Settings of `torch.tpu`: the eager mode and the precision of float32 products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+# at::Float32MatmulPrecision, which is part of the signature of every product.
+_CODES = {"highest": 0, "high": 1, "medium": 2}
+
+
+def set_eager_mode(mode: str) -> AbstractContextManager[None]:
+    """Context manager: run a block in mode ``"debug"``, ``"strict"`` or ``"fused"``.
+
+    Assign ``torch.tpu.eager_mode = "strict"`` to change the whole process.
+    """
+    from tpu_core import modes
+
+    return modes.using(mode)
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Override `torch.set_float32_matmul_precision` for a block of this thread.
+
+    Args:
+        name: ``"highest"`` (float32), ``"high"`` (three bfloat16 passes on a TPU) or ``"medium"``
+            (one).
+
+    Raises:
+        ValueError: Another name.
+    """
+    from tpu_core import _C
+    from tpu_core.lowering import precision as lowering_precision
+
+    with lowering_precision.precision(name):
+        before = lowering_precision._override.get()
+        _C.set_thread_precision(_CODES[name])
+        try:
+            yield
+        finally:
+            _C.set_thread_precision(-1 if before is None else _CODES.get(before, -1))

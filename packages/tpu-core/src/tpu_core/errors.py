@@ -1,0 +1,421 @@
+"""Typed errors with stable codes. The docstring of each class is its section of the docs page.
+
+A message says what happened, the values involved, the user's line where one is known, what to do
+next, and where the docs page is. `errors_page` writes ``docs/reference/errors.md`` from the
+classes; `tpu_core.xla_status.map_xla_error` turns XLA's status text into these classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+import torch
+
+from tpu_core.errors_base import Documented as Documented
+from tpu_core.errors_base import TpuError as TpuError
+from tpu_core.errors_base import TpuWarning as TpuWarning
+from tpu_core.errors_base import format_bytes as format_bytes
+from tpu_core.xla_status import map_xla_error as map_xla_error
+
+
+class TpuNotAvailableError(TpuError):
+    """The platform that was asked for is not there.
+
+    **How it happens.** `TPU_PLATFORM=tpu` is set on a machine without a TPU chip or without
+    libtpu, or `TPU_PLATFORM` names a PJRT plug-in that is not installed. Without `TPU_PLATFORM`
+    this error does not occur: where no chip is visible, the device `tpu` runs on XLA's CPU
+    platform.
+
+    ```console
+    $ TPU_PLATFORM=tpu python -c "import torch; torch.ones(2, device='tpu')"
+    TpuNotAvailableError: [TPU1001] TPU_PLATFORM=tpu, but no TPU chip is visible.
+    ```
+
+    **How to fix it.** Run `tpu doctor`: it lists what was looked for and found. In a container,
+    pass the device files on (`--device /dev/accel0`, or `--privileged` with `/dev/vfio`). Install
+    libtpu with `pip install "jax[tpu]"`. Unset `TPU_PLATFORM` to use the CPU platform.
+    """
+
+    code = "TPU1001"
+    remedy = "Run `tpu doctor` to see what was looked for, or unset TPU_PLATFORM to run on the CPU."
+
+
+class VersionMismatchError(TpuError):
+    """The built extension does not fit the installed torch.
+
+    **How it happens.** tpu-core holds a C++ extension that is built against one minor version of
+    torch. After `pip install --upgrade torch` the extension cannot be loaded. `import torch` still
+    works; the first use of the device raises this error.
+
+    ```pycon
+    >>> torch.ones(2, device="tpu")
+    VersionMismatchError: [TPU1002] tpu_core was built for torch 2.13.0, but torch 2.14.0 is
+    installed.
+    What to do: Install that torch (pip install "torch==2.13.0"), or rebuild tpu-core for the ...
+    ```
+
+    **How to fix it.** Install the torch named in the message, or rebuild tpu-core against the
+    installed one: `pip install --force-reinstall --no-deps tpu-core`.
+    """
+
+    code = "TPU1002"
+    remedy = "Install the torch version that tpu-core was built for, or reinstall tpu-core."
+
+
+class DeviceSlotTakenError(TpuError):
+    """PyTorch has one slot for an out-of-tree device (PrivateUse1) in a process.
+
+    **How it happens.** Another backend is installed (`torch_tpu`, `torch_npu`, ...) and
+    registered itself first. At `import torch` this project then stands down with one
+    `DeviceSlotTakenWarning`, and an explicit use of it raises this error.
+
+    ```console
+    $ python -c "import torch"
+    DeviceSlotTakenWarning: [TPU1003] tpu_core is not active: another package has registered the
+    device 'npu' first.
+    ```
+
+    **How to fix it.** Uninstall the other backend, or use a separate virtual environment. To
+    choose by process, switch autoloading off with `TORCH_DEVICE_BACKEND_AUTOLOAD=0` and import
+    one backend (`import tpu_core` for this one).
+    """
+
+    code = "TPU1003"
+    remedy = "Uninstall the other backend, or use a separate virtual environment for each."
+
+
+class DeviceSlotTakenWarning(TpuWarning):
+    """The warning at `import torch` that belongs to `DeviceSlotTakenError` above."""
+
+    code = "TPU1003"
+    remedy = DeviceSlotTakenError.remedy
+
+
+class ForkedProcessError(TpuError):
+    """The device is used in a process that was forked after the device had started.
+
+    **How it happens.** A PJRT client has threads, which do not exist in a forked child. A
+    `DataLoader` worker that makes `tpu` tensors, or `multiprocessing` with the start method
+    `fork`, runs into this. Workers that only touch CPU tensors are fine.
+
+    ```python
+    class Data(torch.utils.data.Dataset):
+        def __getitem__(self, i):
+            return torch.ones(2, device="tpu")  # raises ForkedProcessError in a worker
+    ```
+
+    **How to fix it.** Return CPU tensors from workers and move the batch in the main process with
+    `batch.to("tpu")`. Where the child needs the device, start it by spawn:
+    `torch.multiprocessing.set_start_method("spawn")`.
+    """
+
+    code = "TPU1004"
+    remedy = (
+        "Make CPU tensors in the worker and move them in the parent process, or start processes "
+        'with torch.multiprocessing.set_start_method("spawn").'
+    )
+
+
+class UnsupportedOpError(TpuError, NotImplementedError):
+    """No route leads from this op to the device.
+
+    **How it happens.** The op has no lowering, PyTorch has no decomposition for it, and it cannot
+    run on the CPU instead (no CPU kernel, or operands that have no value on the host). The class
+    is also a `NotImplementedError`, as PyTorch raises for ops that a device lacks.
+
+    ```pycon
+    >>> x.to_sparse()
+    UnsupportedOpError: [TPU1005] aten._to_sparse.default is not supported on device 'tpu'.
+    ```
+
+    **How to fix it.** `tpu ops` lists what is supported. Use another op, move the operands to the
+    CPU around this call, or register a lowering for it.
+    """
+
+    code = "TPU1005"
+    remedy = "See `tpu ops` for what is supported; move the operands to the CPU around this call."
+
+
+class FallbackError(TpuError):
+    """An op would have to run on the CPU, and `TPU_FALLBACK=error` forbids that.
+
+    **How it happens.** The op has neither a lowering nor a decomposition. With
+    `TPU_FALLBACK=warn` (the default) it runs on the CPU with a `FallbackWarning`: its operands
+    are copied to the host and its results back, which waits for the device. With
+    `TPU_FALLBACK=error`, and always inside `torch.compile`, it raises.
+
+    ```console
+    $ TPU_FALLBACK=error python train.py
+    FallbackError: [TPU1006] aten.linalg_eig.default has no lowering and would run on the CPU.
+    ```
+
+    **How to fix it.** Move the op out of the training step, replace it, or allow the fallback with
+    `TPU_FALLBACK=warn` (`allow` does not even warn).
+    """
+
+    code = "TPU1006"
+    remedy = "Replace the op or move it out of the hot path, or set TPU_FALLBACK=warn to allow it."
+
+
+class FallbackWarning(TpuWarning):
+    """An op runs on the CPU because it has no lowering.
+
+    **How it happens.** As described under `FallbackError`; the warning comes once an op, with the
+    line that called it first. `torch.tpu.compile_report()` counts the calls and their seconds.
+
+    ```console
+    train.py:31: FallbackWarning: [TPU1007] aten.linalg_eig.default ran on the CPU.
+    ```
+
+    **How to fix it.** Nothing needs fixing when the op is rare. In a training step each call
+    copies its operands to the host and waits, so replace the op or move it out of the step.
+    Silence the warning with `TPU_FALLBACK=allow`; turn it into an error with
+    `TPU_FALLBACK=error`.
+    """
+
+    code = "TPU1007"
+    remedy = "Replace the op where it is hot, or silence this with TPU_FALLBACK=allow."
+
+
+class CompilationError(TpuError):
+    """XLA refused or failed to compile a program.
+
+    **How it happens.** The StableHLO of a segment uses something the platform does not implement,
+    or XLA has a bug. The message names the op, its shapes and the line where they are known, and
+    XLA's own text.
+
+    ```console
+    CompilationError: [TPU1008] XLA could not compile a program: UNIMPLEMENTED: ...
+      op: aten.sort.default
+      at model.py:12
+    ```
+
+    **How to fix it.** Run once with `TPU_EAGER_MODE=debug`: ops are then compiled one by one, so
+    the guilty one raises at its own line. `TPU_DUMP=folder` writes the StableHLO of each program
+    there.
+    """
+
+    code = "TPU1008"
+    remedy = "Run once with TPU_EAGER_MODE=debug to find the op; TPU_DUMP=<folder> keeps programs."
+
+
+class ExecutionError(TpuError):
+    """A compiled program failed while it ran.
+
+    **How it happens.** Programs run asynchronously, so the failure may be seen later than the
+    line that caused it: at a `.item()`, a `print` or a `torch.tpu.synchronize()`. What the
+    program would have written is lost: reading it raises the same error again.
+
+    ```console
+    ExecutionError: [TPU1009] A program failed on the device: INTERNAL: ...
+      at train.py:31
+    ```
+
+    **How to fix it.** Run with `TPU_EAGER_MODE=debug`, which waits after each op and so raises at
+    the op that failed. Restore the model from a checkpoint if the process goes on.
+    """
+
+    code = "TPU1009"
+    remedy = "Run with TPU_EAGER_MODE=debug, which waits after each op and raises at its line."
+
+
+class OutOfMemoryError(TpuError, torch.OutOfMemoryError):
+    """The device has too little memory for an allocation or a program.
+
+    **How it happens.** Model, optimizer state, activations and temporaries exceed the memory of
+    the chip, or the limit set by `TPU_MEMORY_LIMIT` on the CPU platform. It is also a
+    `torch.OutOfMemoryError`, so that code which catches that works. `error.needed`, `error.limit`
+    and `error.live` are bytes, or `None` where unknown.
+
+    ```console
+    OutOfMemoryError: [TPU1010] Out of memory on the device.
+      needed: 4.00 GiB
+      limit: 16.00 GiB
+      live: 13.10 GiB
+    ```
+
+    **How to fix it.** Use a smaller batch, `torch.utils.checkpoint`, bfloat16 autocast, or shard
+    the model over more devices. Look for tensors that are kept alive by accident, such as a list
+    of losses: append `loss.detach()`. `torch.tpu.memory_summary()` shows what is live.
+
+    Args:
+        what: One sentence that says what happened.
+        needed: Bytes that the allocation or program needs.
+        limit: Bytes of memory there are.
+        live: Bytes held by live tensors.
+        values, line, remedy: As of `TpuError`.
+    """
+
+    code = "TPU1010"
+    remedy = (
+        "Use a smaller batch, torch.utils.checkpoint or bfloat16, and free tensors that are no "
+        "longer needed."
+    )
+
+    def __init__(
+        self,
+        what: str = "Out of memory on the device.",
+        *,
+        needed: int | None = None,
+        limit: int | None = None,
+        live: int | None = None,
+        values: Mapping[str, object] | None = None,
+        line: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        sizes = {"needed": needed, "limit": limit, "live": live}
+        shown = {name: format_bytes(n) for name, n in sizes.items() if n is not None}
+        super().__init__(what, values={**shown, **(values or {})}, line=line, remedy=remedy)
+        self.needed, self.limit, self.live = needed, limit, live
+
+
+class NonFiniteError(TpuError):
+    """An op produced a NaN or an infinity while `TPU_DEBUG_NANS=1` was set.
+
+    **How it happens.** In Debug mode with `TPU_DEBUG_NANS=1` each floating-point result is
+    checked. The message names the op, the range of each input and the line; an op of backward
+    carries the line of the forward op. Inputs that are already not finite are said to be so: the
+    cause then lies earlier. An infinity that is among the inputs, such as the `-inf` of an
+    attention mask, is not counted.
+
+    ```console
+    NonFiniteError: [TPU1011] aten.log.default produced 3 NaN of 1024 values.
+      result: float32[8, 128]
+      input self: float32[8, 128] min -0.2 max 4.1 finite
+      at model.py:57 in forward
+    ```
+
+    **How to fix it.** Look at the range of the inputs: a `log` or `sqrt` of a negative number, a
+    division by zero, an `exp` that overflows. Clamp, add an epsilon, or use the stable form
+    (`log_softmax` for `log(softmax)`). Gradient clipping and a smaller learning rate help against
+    values that grow over steps.
+    """
+
+    code = "TPU1011"
+    remedy = (
+        "Look at the range of the inputs: clamp, add an epsilon, or use a stable form of the op."
+    )
+
+
+class DonatedBufferError(TpuError):
+    """A value is read whose memory was given to another program.
+
+    **How it happens.** An in-place op reuses the memory of the old value. A `jax.Array` from
+    `tpu_core.to_jax` is never reused by this project, but one that you pass on to a function
+    jitted with `donate_argnums` is. It also happens to what a failed program would have
+    overwritten: the inputs that it donated stay deleted.
+
+    ```python
+    array = tpu_core.to_jax(x)
+    jax.jit(step, donate_argnums=0)(array)
+    x + 1  # raises DonatedBufferError: JAX deleted the memory that x shares
+    ```
+
+    **How to fix it.** Donate a copy (`jnp.copy(array)`), or make the tensor anew with
+    `tpu_core.from_jax(result)`. After a failed program, restore the tensors from a checkpoint.
+    """
+
+    code = "TPU1012"
+    remedy = "Donate a copy instead of the shared array, or make the tensor anew from the result."
+
+
+class CacheWarning(TpuWarning):
+    """The executable cache on disk cannot be used, or an entry in it was dropped.
+
+    **How it happens.** The folder cannot be written, belongs to another user, can be written by
+    others, or an entry is truncated, corrupt or not ours. A dropped entry is compiled again.
+    Entries are executable code, therefore a folder that others can write is refused: programs are
+    then kept in memory only.
+
+    ```console
+    CacheWarning: [TPU1013] The cache folder .cache/tpu-core can be written by other users.
+    ```
+
+    **How to fix it.** `chmod 700` the folder, point `TPU_CACHE_DIR` at one of your own, or switch
+    the disk cache off with `TPU_CACHE=off`. `tpu cache verify` checks every entry, `tpu cache
+    prune --all` empties the folder.
+    """
+
+    code = "TPU1013"
+    remedy = "Set TPU_CACHE_DIR to a folder of your own, or TPU_CACHE=off."
+
+
+class RecompilationError(TpuError):
+    """A program was compiled inside `torch.tpu.no_recompile()`.
+
+    **How it happens.** The block promises that everything in it has been compiled before; a new
+    shape, dtype or Python constant broke that. The message says which op or argument is new, and
+    against what.
+
+    ```python
+    with torch.tpu.no_recompile():
+        for batch in loader:  # the last batch is shorter
+            step(batch)
+    ```
+
+    **How to fix it.** Keep shapes constant (`DataLoader(drop_last=True)`, padding), pass numbers
+    that change as tensors, and warm up with each shape before the block.
+    `torch.tpu.compile_report()` lists every compile with its reason.
+    """
+
+    code = "TPU1014"
+    remedy = "Keep the argument named above constant, or run it once before the block."
+
+
+class ConfigurationError(TpuError, ValueError):
+    """A `TPU_*` environment variable or an override has a value that is not valid.
+
+    **How it happens.** The variables are read and checked together at first use of the device. The
+    message lists what is valid.
+
+    ```console
+    $ TPU_EAGER_MODE=fussed python train.py
+    ConfigurationError: [TPU1015] TPU_EAGER_MODE='fussed' is not valid.
+      valid: debug, strict, fused
+    ```
+
+    **How to fix it.** Correct the value, or unset the variable to get the default. All variables
+    and their defaults are listed on the configuration page; `tpu doctor` shows which are set.
+    """
+
+    code = "TPU1015"
+    remedy = "Correct the value, or unset the variable to get the default."
+
+
+def error_classes() -> list[type[Documented]]:
+    """Every documented error and warning class, by code, errors before warnings of one code."""
+    found = [
+        value
+        for value in globals().values()
+        if isinstance(value, type) and issubclass(value, Documented) and value.code != "TPU1000"
+    ]
+    return [TpuError, *sorted(found, key=lambda c: (c.code, issubclass(c, Warning)))]
+
+
+def errors_page() -> str:
+    """Markdown of ``docs/reference/errors.md``, generated from the classes' docstrings."""
+    classes = error_classes()
+    out = [
+        "# Errors",
+        "",
+        "Every error of this project has a stable code, which is printed in its message together",
+        "with a link to this page. This page is generated from `tpu_core.errors`.",
+        "",
+        "| Code | Class | Meaning |",
+        "|---|---|---|",
+    ]
+    sections = []
+    anchored: set[str] = set()
+    for cls in classes:
+        summary, _, body = inspect.cleandoc(cls.__doc__ or "").partition("\n")
+        out.append(f"| [{cls.code}](#{cls.docs_anchor}) | `{cls.__name__}` | {summary} |")
+        # Two classes may share a code (an error and its warning); an anchor must stay unique.
+        anchor = [] if cls.docs_anchor in anchored else [f'<a id="{cls.docs_anchor}"></a>', ""]
+        anchored.add(cls.docs_anchor)
+        text = body.split("\nArgs:\n")[0].split("\nExample:\n")[0].strip()
+        bases = [b for b in cls.__bases__ if not issubclass(b, Documented)]
+        sections += ["", *anchor, f"## {cls.code}: {cls.__name__}", "", summary]
+        sections += ["", f"It is also a `{bases[0].__name__}`."] if bases else []
+        sections += ["", text] if text else []
+    return "\n".join([*out, *sections]).rstrip() + "\n"

@@ -1,0 +1,120 @@
+"""What the errors and warnings of `tpu_core.errors` share: code, message format, base classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+DOCS_PAGE = "docs/reference/errors.md"
+
+
+class Documented:
+    """Code, docs anchor and message format shared by the errors and the warnings.
+
+    Attributes:
+        code: Stable code such as ``"TPU1001"``; never reused for another meaning.
+        docs_anchor: Anchor of the class on the errors page.
+        remedy: What to do next, where the place that raises has nothing more specific to say.
+    """
+
+    code: ClassVar[str] = "TPU1000"
+    docs_anchor: ClassVar[str] = "tpu1000"
+    remedy: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.docs_anchor = cls.code.lower()
+
+    @classmethod
+    def docs_link(cls) -> str:
+        """Page and anchor, ``docs/reference/errors.md#tpu1001``."""
+        return f"{DOCS_PAGE}#{cls.docs_anchor}"
+
+    @classmethod
+    def compose(
+        cls,
+        what: str,
+        values: Mapping[str, object] | None = None,
+        line: str | None = None,
+        remedy: str | None = None,
+    ) -> str:
+        """The full message; ``what`` is returned as it is when it is a full message already.
+
+        Pickling and ``torch.utils.data`` rebuild an exception from its message alone, so that a
+        composed message must survive being composed again.
+        """
+        if cls.docs_link() in what:
+            return what
+        parts = [f"[{cls.code}] {what}"]
+        parts += [f"  {name}: {value}" for name, value in (values or {}).items()]
+        if line:
+            parts.append(f"  at {line}")
+        advice = remedy or cls.remedy
+        if advice:
+            parts.append(f"What to do: {advice}")
+        parts.append(f"See {cls.docs_link()}")
+        return "\n".join(parts)
+
+
+class TpuError(Documented, RuntimeError):
+    """Base of every error that this project raises itself.
+
+    **How it happens.** It is not raised directly. Catch it to handle all of the errors below;
+    errors that PyTorch defines (a shape mismatch, a wrong dtype, tensors on different devices)
+    keep PyTorch's own classes and messages and are not `TpuError`s.
+
+    ```python
+    import tpu_core
+
+    try:
+        train()
+    except tpu_core.errors.TpuError as error:
+        print(error.code, error.line)
+    ```
+
+    **How to fix it.** Read the section of the class that was raised.
+
+    Args:
+        what: One sentence that says what happened.
+        values: Names and values that were involved, one line each.
+        line: The user's line, ``"train.py:31"``.
+        remedy: What to do next; the class's own advice unless given.
+
+    Example:
+        >>> raise ExecutionError("A program failed.", values={"op": "aten.add.Tensor"})
+    """
+
+    def __init__(
+        self,
+        what: str = "",
+        *,
+        values: Mapping[str, object] | None = None,
+        line: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(self.compose(what, values, line, remedy))
+        self.line = line
+        self.values: dict[str, object] = dict(values or {})
+
+
+class TpuWarning(Documented, UserWarning):
+    """Base of the warnings; takes the same arguments as `TpuError`."""
+
+    def __init__(
+        self,
+        what: str = "",
+        *,
+        values: Mapping[str, object] | None = None,
+        line: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(self.compose(what, values, line, remedy))
+
+
+def format_bytes(n: float) -> str:
+    """``n`` bytes for people, in binary units: ``"1.50 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
+        n /= 1024
+    return f"{n:.2f} TiB"

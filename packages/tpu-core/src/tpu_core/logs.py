@@ -1,0 +1,26 @@
+"""The logger ``tpu_core`` and its level (``TPU_LOG``)."""
+
+from __future__ import annotations
+
+import logging
+
+from tpu_core.config import config
+
+logger = logging.getLogger("tpu_core")
+_handler: logging.Handler | None = None
+
+
+def configure() -> None:
+    """Set the logger's level from the configuration; called when the runtime starts.
+
+    A handler to stderr is added only where ``TPU_LOG`` asks for more than warnings and the program
+    has set up no logging of its own.
+    """
+    global _handler
+    level = getattr(logging, config().log_level.upper())
+    if level < logging.WARNING:
+        logger.setLevel(level)
+        if _handler is None and not logger.hasHandlers():
+            _handler = logging.StreamHandler()
+            _handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+            logger.addHandler(_handler)

@@ -1,0 +1,230 @@
+"""Convolutions of one to three spatial dims and their gradients.
+
+Each result is one ``conv_general_dilated`` whose dimension numbers say where batch and features
+lie; only the grouped transposed kernel is rearranged first. The three convolutions of a training
+step are each other's transposes:
+
+* a convolution's input gradient is the transposed convolution of the output's gradient;
+* a transposed convolution's input gradient is the convolution of the output's gradient;
+* the weight gradient correlates the larger image with the smaller, for both (roles swapped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.precision import precision_of
+from tpu_core.lowering.registry import lowering
+
+
+def _specs(rank: int) -> tuple[str, str, str]:
+    """Spellings of (N, C, ...), (O, I, ...) and (I, O, ...) for ``rank`` spatial dims."""
+    space = "DHW"[3 - rank :]
+    return "NC" + space, "OI" + space, "IO" + space
+
+
+def _per_dim(values: Sequence[int], rank: int) -> tuple[int, ...]:
+    """PyTorch lets one number stand for all dims."""
+    return tuple(values) * rank if len(values) == 1 else tuple(values)
+
+
+def _conv(x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
+    return lax.conv_general_dilated(
+        x, w, precision=precision_of(x.dtype), preferred_element_type=op_math(x.dtype), **options
+    )
+
+
+def _forward(
+    x: jax.Array,
+    w: jax.Array,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """The convolution with padding ``(low, high)`` a dim, which XLA lets be negative."""
+    image, kernel, _ = _specs(x.ndim - 2)
+    return _conv(
+        x,
+        w,
+        window_strides=stride,
+        padding=padding,
+        rhs_dilation=dilation,
+        dimension_numbers=(image, kernel, image),
+        feature_group_count=groups,
+    )
+
+
+def _transposed(
+    x: jax.Array,
+    w: jax.Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """The transpose of `_forward` with weights ``w [C_in, C_out / groups, ...]``."""
+    rank = x.ndim - 2
+    image, kernel, swapped = _specs(rank)
+    if groups > 1:
+        # (g * I, O, ...) -> (g * O, I, ...): feature groups lie in the kernel's output dim.
+        by_group = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+        by_group = jnp.swapaxes(by_group, 1, 2)
+        w = by_group.reshape(groups * by_group.shape[1], *by_group.shape[2:])
+    w = lax.rev(w, range(2, rank + 2))
+    reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:])]
+    return _conv(
+        x,
+        w,
+        window_strides=(1,) * rank,
+        padding=[(r - p, r - p + o) for r, p, o in zip(reach, padding, output_padding)],
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        dimension_numbers=(image, kernel if groups > 1 else swapped, image),
+        feature_group_count=groups,
+    )
+
+
+def _weight_gradient(
+    x: jax.Array,
+    grad: jax.Array,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """Gradient of `_forward`'s kernel: batch and features trade places in a dilated correlation."""
+    rank = x.ndim - 2
+    space = "DHW"[3 - rank :]
+    # Correlating with the (strided) gradient must give exactly kernel_size positions.
+    pads = [
+        (p, d * (k - 1) + s * (g - 1) + 1 - n - p)
+        for p, d, k, s, g, n in zip(
+            padding, dilation, kernel_size, stride, grad.shape[2:], x.shape[2:]
+        )
+    ]
+    return _conv(
+        x,
+        grad,
+        window_strides=dilation,
+        padding=pads,
+        rhs_dilation=stride,
+        dimension_numbers=("CN" + space, "IO" + space, "CN" + space),
+        batch_group_count=groups,
+    )
+
+
+@lowering("aten.convolution.default", "aten.convolution_overrideable.default")
+def convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    rank = weight.ndim - 2
+    unbatched = x.ndim == rank + 1
+    if unbatched:
+        x = x[None]
+    stride, padding, dilation = (_per_dim(v, rank) for v in (stride, padding, dilation))
+    if transposed:
+        extra = _per_dim(output_padding, rank)
+        y = _transposed(x, weight, stride, padding, dilation, extra, groups)
+    else:
+        y = _forward(x, weight, stride, [(p, p) for p in padding], dilation, groups)
+    if bias is not None:
+        y = y + cast(bias, y.dtype).reshape(-1, *(1,) * rank)
+    return y[0] if unbatched else y
+
+
+def _gradients(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    rank = weight.ndim - 2
+    if x.ndim == rank + 1:
+        grad_x, grad_weight, grad_bias = _gradients(
+            grad[None], x[None], weight, stride, padding, dilation, transposed, groups, output_mask
+        )
+        return (None if grad_x is None else grad_x[0]), grad_weight, grad_bias
+    stride, padding, dilation = (_per_dim(v, rank) for v in (stride, padding, dilation))
+    kernel = weight.shape[2:]
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        if transposed:
+            # output_padding may hold a whole further window: crop to the input's positions.
+            pads = [
+                (p, s * (n - 1) + d * (k - 1) + 1 - g - p)
+                for p, s, n, d, k, g in zip(
+                    padding, stride, x.shape[2:], dilation, kernel, grad.shape[2:]
+                )
+            ]
+            grad_x = _forward(grad, weight, stride, pads, dilation, groups)
+        else:
+            # Input positions that the last window does not reach, up to stride - 1 of them.
+            rest = [
+                n - (s * (g - 1) - 2 * p + d * (k - 1) + 1)
+                for n, s, g, p, d, k in zip(
+                    x.shape[2:], stride, grad.shape[2:], padding, dilation, kernel
+                )
+            ]
+            grad_x = _transposed(grad, weight, stride, padding, dilation, rest, groups)
+    if output_mask[1]:
+        image, window = (grad, x) if transposed else (x, grad)
+        grad_weight = _weight_gradient(image, window, kernel, stride, padding, dilation, groups)
+    if output_mask[2]:
+        lead = (0, *range(2, grad.ndim))
+        grad_bias = jnp.sum(cast(grad, op_math(grad.dtype)), axis=lead)
+    return grad_x, grad_weight, grad_bias
+
+
+@lowering("aten.convolution_backward.default")
+def convolution_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    return _gradients(grad, x, weight, stride, padding, dilation, transposed, groups, output_mask)
+
+
+@lowering("aten.convolution_backward_overrideable.default")
+def convolution_backward_overrideable(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    return _gradients(grad, x, weight, stride, padding, dilation, transposed, groups, output_mask)

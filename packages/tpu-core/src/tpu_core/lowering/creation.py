@@ -1,0 +1,221 @@
+"""Tensors made of constants and ranges, copies, and changes of dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.registry import lowering
+
+Array = jax.Array
+Out = tuple[jax.ShapeDtypeStruct, ...]
+
+
+# --- Constants
+
+
+@lowering("aten.fill.Scalar", "aten.fill.Tensor")
+def fill(self: Array, value: Any) -> Array:
+    return jnp.broadcast_to(cast(value, self.dtype), self.shape)
+
+
+@lowering("aten.zero.default")
+def zero(self: Array) -> Array:
+    return jnp.zeros(self.shape, self.dtype)
+
+
+def _full(value: Any, out: Out) -> Array:
+    return jnp.broadcast_to(cast(value, out[0].dtype), out[0].shape)
+
+
+@lowering("aten.full.default")
+def full(size: Any, fill_value: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(fill_value, out)
+
+
+@lowering("aten.full_like.default")
+def full_like(self: Array, fill_value: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(fill_value, out)
+
+
+@lowering("aten.new_full.default")
+def new_full(self: Array, size: Any, fill_value: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(fill_value, out)
+
+
+@lowering("aten.zeros.default", "aten._efficientzerotensor.default")
+def zeros(size: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(0, out)
+
+
+@lowering("aten.zeros_like.default")
+def zeros_like(self: Array, *, dtype: Any = None, out: Out) -> Array:
+    return _full(0, out)
+
+
+@lowering("aten.new_zeros.default")
+def new_zeros(self: Array, size: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(0, out)
+
+
+@lowering("aten.ones.default")
+def ones(size: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(1, out)
+
+
+@lowering("aten.ones_like.default")
+def ones_like(self: Array, *, dtype: Any = None, out: Out) -> Array:
+    return _full(1, out)
+
+
+@lowering("aten.new_ones.default")
+def new_ones(self: Array, size: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(1, out)
+
+
+@lowering("aten.scalar_tensor.default")
+def scalar_tensor(s: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _full(s, out)
+
+
+# --- Copies
+
+
+@lowering("aten.copy.default")
+def copy(self: Array, src: Array, non_blocking: bool = False) -> Array:
+    return jnp.broadcast_to(cast(src, self.dtype), self.shape)
+
+
+@lowering("aten._to_copy.default")
+def to_copy(self: Array, *, dtype: Any = None, non_blocking: bool = False, out: Out) -> Array:
+    return cast(self, out[0].dtype)
+
+
+@lowering("aten.clone.default", "aten._lazy_clone.default")
+def clone(self: Array) -> Array:
+    return self
+
+
+# --- Ranges
+
+
+@lowering("aten.arange.default")
+def arange(end: Any, *, dtype: Any = None, out: Out) -> Array:
+    return _steps(0, 1, out)
+
+
+@lowering("aten.arange.start", "aten.arange.start_step", "aten.range.step", "aten.range.default")
+def arange_start(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, out: Out) -> Array:
+    # ``end`` only sets the length, so that a moving range needs no new program.
+    return _steps(start, step, out)
+
+
+def _steps(start: Any, step: Any, out: Out) -> Array:
+    (length,), dtype = out[0].shape, op_math(out[0].dtype)
+    values = lax.iota(dtype, length)
+    if not (isinstance(step, (int, float)) and step == 1):
+        values = values * cast(step, dtype)
+    if not (isinstance(start, (int, float)) and start == 0):
+        values = values + cast(start, dtype)
+    return values
+
+
+@lowering(
+    "aten.linspace.default",
+    "aten.linspace.Scalar_Tensor",
+    "aten.linspace.Tensor_Scalar",
+    "aten.linspace.Tensor_Tensor",
+)
+def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, out: Out) -> Array:
+    """Counted from the nearer end, as aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp does."""
+    target = out[0].dtype
+    integers = target.kind in "iu"
+    start, end = (cast(x, target) if integers else x for x in (start, end))
+    dtype = np.dtype(np.float64) if integers else op_math(target)
+    start, end = cast(start, dtype), cast(end, dtype)
+    if steps <= 1:
+        return jnp.broadcast_to(start, (steps,))
+    step = (end - start) / (steps - 1)
+    index = lax.iota(np.int32, steps)
+    low = start + step * index.astype(dtype)
+    high = end - step * (steps - 1 - index).astype(dtype)
+    return jnp.where(index < steps // 2, low, high)
+
+
+@lowering(
+    "aten.logspace.default",
+    "aten.logspace.Scalar_Tensor",
+    "aten.logspace.Tensor_Scalar",
+    "aten.logspace.Tensor_Tensor",
+)
+def logspace(
+    start: Any, end: Any, steps: int, base: Any = 10.0, *, dtype: Any = None, out: Out
+) -> Array:
+    target = out[0].dtype
+    integers = target.kind in "iu"
+    start, end = (cast(x, target) if integers else x for x in (start, end))
+    dtype = np.dtype(np.float64) if integers else op_math(target)
+    exponents = linspace(start, end, steps, out=(jax.ShapeDtypeStruct(out[0].shape, dtype),))
+    return jnp.power(cast(base, dtype), exponents)
+
+
+# --- Triangles
+
+
+def _row_and_column(shape: tuple[int, ...]) -> tuple[Array, Array]:
+    rows, columns = shape[-2:]
+    return lax.broadcasted_iota(np.int32, (rows, columns), 0), lax.broadcasted_iota(
+        np.int32, (rows, columns), 1
+    )
+
+
+@lowering("aten.eye.default", "aten.eye.m")
+def eye(n: int, m: int | None = None, *, dtype: Any = None, out: Out) -> Array:
+    row, column = _row_and_column(out[0].shape)
+    return (row == column).astype(out[0].dtype)
+
+
+@lowering("aten.tril.default")
+def tril(self: Array, diagonal: int = 0) -> Array:
+    row, column = _row_and_column(self.shape)
+    return jnp.where(column <= row + _bounded(diagonal, self), self, jnp.zeros((), self.dtype))
+
+
+@lowering("aten.triu.default")
+def triu(self: Array, diagonal: int = 0) -> Array:
+    row, column = _row_and_column(self.shape)
+    return jnp.where(column >= row + _bounded(diagonal, self), self, jnp.zeros((), self.dtype))
+
+
+def _bounded(diagonal: int, self: Array) -> int:
+    rows, columns = self.shape[-2:]
+    return max(min(diagonal, columns), -rows)
+
+
+@lowering("aten.tril_indices.default")
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, out: Out) -> Array:
+    length = np.clip(np.arange(row) + offset + 1, 0, col)
+    return _indices(np.zeros_like(length), length, out)
+
+
+@lowering("aten.triu_indices.default")
+def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, out: Out) -> Array:
+    first = np.clip(np.arange(row) + offset, 0, col)
+    return _indices(first, col - first, out)
+
+
+def _indices(first: np.ndarray, length: np.ndarray, out: Out) -> Array:
+    """Row and column indices of runs; only vectors of one entry a row become constants."""
+    dtype, total = out[0].dtype, out[0].shape[1]
+    if total == 0:
+        return jnp.zeros(out[0].shape, dtype)
+    begins = np.cumsum(length) - length
+    position = lax.iota(dtype, total)
+    row = jnp.searchsorted(jnp.asarray(begins + length, dtype), position, side="right")
+    column = position - jnp.asarray(begins - first, dtype)[row]
+    return jnp.stack([row.astype(dtype), column])

@@ -1,0 +1,170 @@
+"""Lowerings of the connectionist temporal classification loss and of its backward op.
+
+The recursions are those of LossCTC.cpp over the labels with blanks between them, all sequences
+at once. Lengths are compiled in, as every ``int[]`` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.registry import lowering
+
+
+def _extended(targets: jax.Array, lengths: Sequence[int], blank: int, count: int) -> jax.Array:
+    """Labels (N, 2 * count + 1), blanks at even places, from padded or concatenated targets."""
+    batch = len(lengths)
+    if targets.ndim == 1:
+        first = np.concatenate([[0], np.cumsum(lengths)[:-1]])[:, None]
+        places = np.minimum(first + np.arange(count)[None], max(targets.shape[0] - 1, 0))
+        used = np.arange(count)[None] < np.asarray(lengths)[:, None]
+        if targets.size:
+            targets = jnp.where(used, targets[places.astype(np.int32)], blank)
+        else:
+            targets = jnp.full((batch, count), blank)
+    labels = targets[:, :count].astype(np.int32)
+    blanks = jnp.full((batch, count, 1), np.int32(blank))
+    pairs = lax.concatenate([blanks, lax.expand_dims(labels, (2,))], 2)
+    pairs = lax.reshape(pairs, (batch, 2 * count))
+    return lax.concatenate([pairs, jnp.full((batch, 1), np.int32(blank))], 1)
+
+
+def _shift(x: jax.Array, by: int) -> jax.Array:
+    """``x[:, s - by]`` with -inf from outside."""
+    return lax.pad(x, np.asarray(-np.inf, x.dtype), [(0, 0, 0), (by, -by, 0)])
+
+
+def _logaddexp(*terms: jax.Array) -> jax.Array:
+    top = terms[0]
+    for term in terms[1:]:
+        top = jnp.maximum(top, term)
+    top = jnp.where(jnp.isneginf(top), jnp.zeros((), top.dtype), top)
+    return lax.log(sum(lax.exp(term - top) for term in terms)) + top
+
+
+def _emissions(log_probs: jax.Array, labels: jax.Array) -> jax.Array:
+    """``log_probs[t, n, labels[n, s]]`` as (T, N, s)."""
+    index = jnp.broadcast_to(labels[None], (log_probs.shape[0], *labels.shape))
+    return jnp.take_along_axis(log_probs, index, axis=2, mode="clip")
+
+
+def _skippable(labels: jax.Array) -> jax.Array:
+    """Where the place two before may be skipped to: a label other than the one before it."""
+    place = lax.broadcasted_iota(np.int32, labels.shape, 1)
+    previous = lax.pad(labels, np.int32(0), [(0, 0, 0), (2, -2, 0)])
+    return (place % 2 == 1) & (place >= 3) & (labels != previous)
+
+
+def _forward(emissions: jax.Array, labels: jax.Array, start: jax.Array) -> jax.Array:
+    """Log alpha (T, N, s): probabilities of the prefixes."""
+    skip = _skippable(labels)
+    off = jnp.full((), -np.inf, emissions.dtype)
+
+    def step(alpha: jax.Array, emission: jax.Array) -> tuple[jax.Array, jax.Array]:
+        jump = jnp.where(skip, _shift(alpha, 2), off)
+        alpha = _logaddexp(alpha, _shift(alpha, 1), jump) + emission
+        return alpha, alpha
+
+    first = jnp.where(start, emissions[0], off)
+    rest = lax.scan(step, first, emissions[1:])[1]
+    return lax.concatenate([first[None], rest], 0)
+
+
+def _ends(lengths: Sequence[int], places: int) -> tuple[np.ndarray, np.ndarray]:
+    """Masks (N, s) of the two places that a path may end at, and of the places in use."""
+    last = 2 * np.asarray(lengths, np.int64)[:, None]
+    place = np.arange(places)[None]
+    return (place == last) | (place == last - 1), place <= last
+
+
+@lowering("aten._ctc_loss.default")
+def ctc_loss(
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+    *,
+    out: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Negative log-likelihood (N) and log alpha (N, T, 2 * S + 1)."""
+    x = cast(log_probs, op_math(log_probs.dtype))
+    places = out[1].shape[2]
+    labels = _extended(targets, target_lengths, blank, (places - 1) // 2)
+    end, used = _ends(target_lengths, places)
+    start = used & (np.arange(places)[None] < 2)
+    alpha = _forward(_emissions(x, labels), labels, jnp.asarray(start))
+    lengths = np.asarray(input_lengths, np.int64)
+    time = np.maximum(lengths - 1, 0)[:, None].astype(np.int32)
+    index = jnp.broadcast_to(time, (x.shape[1], places))[None]
+    final = jnp.take_along_axis(alpha, index, axis=0, mode="clip")[0]
+    off = np.asarray(-np.inf, x.dtype)
+    likelihood = _logaddexp(
+        *(jnp.max(jnp.where(end & (np.arange(places) % 2 == odd), final, off), 1) for odd in (0, 1))
+    )
+    # No time steps: certain of an empty target, impossible otherwise.
+    empty = np.where(np.asarray(target_lengths) == 0, 0, np.inf)
+    loss = jnp.where(lengths == 0, jnp.asarray(empty, x.dtype), -likelihood)
+    return loss, lax.transpose(alpha, (1, 0, 2))
+
+
+@lowering("aten._ctc_loss_backward.default")
+def ctc_loss_backward(
+    grad: jax.Array,
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    neg_log_likelihood: jax.Array,
+    log_alpha: jax.Array,
+    blank: int,
+    zero_infinity: bool = False,
+) -> jax.Array:
+    """``exp(log_probs)`` less the posterior of each class at each step."""
+    dtype = op_math(log_probs.dtype)
+    x, loss = cast(log_probs, dtype), cast(neg_log_likelihood, dtype)
+    steps, _, classes = x.shape
+    places = log_alpha.shape[2]
+    labels = _extended(targets, target_lengths, blank, (places - 1) // 2)
+    emissions = _emissions(x, labels)
+    end, used = _ends(target_lengths, places)
+    lengths = np.asarray(input_lengths, np.int64)[:, None]
+    off = jnp.full((), -np.inf, dtype)
+    skip = lax.pad(_skippable(labels), np.False_, [(0, 0, 0), (-2, 2, 0)])
+
+    def step(beta: jax.Array, this: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        emission, time = this
+        jump = jnp.where(skip, _shift(beta, -2), off)
+        inner = _logaddexp(beta, _shift(beta, -1), jump) + emission
+        first = jnp.where(end, emission, off)
+        beta = jnp.where(time == lengths - 1, first, jnp.where(time < lengths, inner, off))
+        return beta, beta
+
+    times = jnp.arange(steps, dtype=np.int32)
+    start = jnp.full(emissions.shape[1:], -np.inf, dtype)
+    beta = lax.scan(step, start, (emissions, times), reverse=True)[1]
+    alpha = lax.transpose(cast(log_alpha, dtype), (1, 0, 2))
+    # Both count the emission of the place itself.
+    posterior = jnp.exp(alpha + beta - emissions + loss[None, :, None])
+    valid = used[None] & (np.arange(steps)[:, None] < lengths[:, 0])[:, :, None]
+    posterior = jnp.where(valid, posterior, jnp.zeros((), dtype))
+    hot = lax.broadcasted_iota(np.int32, (*labels.shape, classes), 2) == labels[..., None]
+    expected = lax.dot_general(
+        posterior,
+        hot.astype(dtype),
+        (((2,), (1,)), ((1,), (0,))),
+        precision=lax.Precision.HIGHEST,
+    )
+    result = (jnp.exp(x) - lax.transpose(expected, (1, 0, 2))) * cast(grad, dtype)[None, :, None]
+    active = (np.arange(steps)[:, None] < lengths[:, 0])[:, :, None]
+    if zero_infinity:
+        active = active & (loss != np.inf)[None, :, None]
+    return jnp.where(active, result, jnp.zeros((), dtype))

@@ -1,0 +1,127 @@
+"""Pairwise distances (aten/src/ATen/native/Distance.cpp, cpu/DistanceOpsKernel.cpp)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.matmul import contract
+from tpu_core.lowering.registry import lowering
+
+# Past this many rows ATen computes the Euclidean distance by a matrix product.
+_MATRIX_ROWS = 25
+
+
+def _norm(difference: jax.Array, p: float) -> jax.Array:
+    """The p-norm over the last dim."""
+    a = jnp.abs(difference)
+    if p == 0:
+        return jnp.sum(cast(a != 0, a.dtype), axis=-1)
+    if p == 1:
+        return jnp.sum(a, axis=-1)
+    if p == 2:
+        return jnp.sqrt(jnp.sum(a * a, axis=-1))
+    if math.isinf(p):
+        return jnp.max(a, axis=-1, initial=0)
+    return jnp.sum(a ** jnp.asarray(p, a.dtype), axis=-1) ** jnp.asarray(1 / p, a.dtype)
+
+
+def _norm_gradient(difference: jax.Array, distance: jax.Array, grad: jax.Array, p: float) -> Any:
+    """Gradient of `_norm` by ``difference``; ``distance`` and ``grad`` have a last dim of 1."""
+    zero, one = jnp.zeros((), difference.dtype), jnp.ones((), difference.dtype)
+    sign, a = jnp.sign(difference), jnp.abs(difference)
+    if p == 0:
+        return jnp.zeros_like(difference)
+    if p == 1:
+        return grad * sign
+    apart = distance != 0
+    safe = jnp.where(apart, distance, one)
+    if p == 2:
+        return jnp.where(apart, grad * difference / safe, zero)
+    if math.isinf(p):
+        return jnp.where(apart & (a == distance), grad * sign, zero)
+    if p < 1:
+        # |d|**(p-1) is infinite at d = 0, where ATen gives 0.
+        ratio = jnp.where(a == 0, one, a) ** jnp.asarray(p - 1, a.dtype)
+        slope = jnp.where(a == 0, zero, sign * ratio)
+    else:
+        slope = sign * a ** jnp.asarray(p - 1, a.dtype)
+    return jnp.where(apart, grad * slope / safe ** jnp.asarray(p - 1, a.dtype), zero)
+
+
+def _euclidean(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``sqrt(|x|^2 + |y|^2 - 2 x.y)``."""
+    rank = x.ndim
+    batch = tuple(range(rank - 2))
+    product = contract(x, y, (((rank - 1,), (rank - 1,)), (batch, batch)))
+    square = jnp.sum(x * x, axis=-1)[..., :, None] + jnp.sum(y * y, axis=-1)[..., None, :]
+    return jnp.sqrt(jnp.maximum(square - 2 * product, jnp.zeros((), x.dtype)))
+
+
+def _broadcast(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    batch = jnp.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    return tuple(jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (x, y))  # type: ignore
+
+
+@lowering("aten._cdist_forward.default", static=("p",))
+def cdist(x: jax.Array, y: jax.Array, p: float, compute_mode: int | None = None) -> jax.Array:
+    """Mode 0 uses a matrix product for many rows, 1 always, 2 never."""
+    x, y = _broadcast(cast(x, op_math(x.dtype)), cast(y, op_math(y.dtype)))
+    many = x.shape[-2] > _MATRIX_ROWS or y.shape[-2] > _MATRIX_ROWS
+    mode = compute_mode or 0
+    if p == 2 and (mode == 1 or (mode == 0 and many)) and x.size and y.size:
+        return _euclidean(x, y)
+    return _norm(x[..., :, None, :] - y[..., None, :, :], p)
+
+
+@lowering("aten._cdist_backward.default", static=("p",))
+def cdist_backward(
+    grad: jax.Array, x: jax.Array, y: jax.Array, p: float, distance: jax.Array
+) -> jax.Array:
+    """Gradient by ``x``."""
+    grad, distance, x, y = (cast(v, op_math(x.dtype)) for v in (grad, distance, x, y))
+    x, y = _broadcast(x, y)
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    return jnp.sum(_norm_gradient(difference, distance[..., None], grad[..., None], p), axis=-2)
+
+
+def _packed(n: int) -> tuple[jax.Array, jax.Array]:
+    """Where each pair of rows stands in the packed result, and whether it does (``i < j``)."""
+    i = lax.broadcasted_iota(np.int32, (n, n), 0)
+    j = lax.broadcasted_iota(np.int32, (n, n), 1)
+    return i * np.int32(n) - lax.div(i * (i + 1), np.int32(2)) + j - i - 1, i < j
+
+
+@lowering("aten._pdist_forward.default", static=("p",))
+def pdist(x: jax.Array, p: float = 2) -> jax.Array:
+    """Distances of the rows ``i < j``, row after row."""
+    x = cast(x, op_math(x.dtype))
+    n = x.shape[0]
+    count = n * (n - 1) // 2
+    full = _norm(x[:, None, :] - x[None, :, :], p)
+    position, above = _packed(n)
+    position = jnp.where(above, position, np.int32(count))
+    return jnp.zeros((count,), x.dtype).at[position].set(full, mode="drop")
+
+
+@lowering("aten._pdist_backward.default", static=("p",))
+def pdist_backward(grad: jax.Array, x: jax.Array, p: float, distance: jax.Array) -> jax.Array:
+    n, dtype = x.shape[0], op_math(x.dtype)
+    x, grad, distance = (cast(v, dtype) for v in (x, grad, distance))
+    if n < 2:
+        return jnp.zeros_like(x)
+    position, above = _packed(n)
+
+    def square(values: jax.Array) -> jax.Array:
+        taken = jnp.take(values, jnp.where(above, position, np.int32(0)), mode="clip")
+        upper = jnp.where(above, taken, jnp.zeros((), dtype))
+        return (upper + upper.T)[..., None]
+
+    difference = x[:, None, :] - x[None, :, :]
+    return jnp.sum(_norm_gradient(difference, square(distance), square(grad), p), axis=1)

@@ -1,0 +1,156 @@
+"""Torch dtypes, JAX dtypes, and PyTorch's type promotion over JAX values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+
+_PAIRS: dict[torch.dtype, Any] = {
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.uint32: np.uint32,
+    torch.uint64: np.uint64,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.bfloat16: ml_dtypes.bfloat16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
+    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+    torch.float8_e5m2: ml_dtypes.float8_e5m2,
+    torch.float8_e4m3fnuz: ml_dtypes.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz: ml_dtypes.float8_e5m2fnuz,
+}
+TO_NUMPY: dict[torch.dtype, np.dtype[Any]] = {t: np.dtype(n) for t, n in _PAIRS.items()}
+TO_TORCH: dict[np.dtype[Any], torch.dtype] = {n: t for t, n in TO_NUMPY.items()}
+
+
+def to_numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The numpy/JAX dtype of a torch dtype.
+
+    Raises:
+        TypeError: The dtype has no counterpart in XLA (quantized types, ``complex32``).
+    """
+    try:
+        return TO_NUMPY[dtype]
+    except KeyError:
+        raise TypeError(f"{dtype} is not supported on device 'tpu'.") from None
+
+
+def is_number(x: Any) -> bool:
+    """Whether an operand is a number (Python, or a 0-d weakly typed array) and not a tensor."""
+    return isinstance(x, (bool, int, float, complex)) or bool(getattr(x, "weak_type", False))
+
+
+def torch_dtype(x: Any) -> torch.dtype:
+    """The torch dtype of a JAX value."""
+    return TO_TORCH[np.dtype(x.dtype)]
+
+
+def result_type(*operands: Any) -> np.dtype[Any]:
+    """PyTorch's promoted dtype of JAX values and numbers (``torch.result_type`` over them).
+
+    Dimensioned tensors win over 0-d tensors, which win over numbers, unless of a higher category
+    (``combine_categories`` in aten/src/ATen/native/TypeProperties.cpp).
+    """
+    state: list[torch.dtype | None] = [None, None, None]  # dimensioned, 0-d, numbers
+    for x in operands:
+        if x is None:
+            continue
+        if is_number(x):
+            dtype, level = _number_dtype(x), 2
+        else:
+            dtype, level = torch_dtype(x), 0 if x.ndim else 1
+        held = state[level]
+        state[level] = dtype if held is None else torch.promote_types(held, dtype)
+    result = _combine(state[0], _combine(state[1], state[2]))
+    if result is None:
+        raise TypeError("result_type needs at least one operand.")
+    # XLA has no complex32; the recorder refuses it as a result, so it only ever is a computing
+    # dtype here (half_tensor == 1j), where the wider one is as good.
+    return to_numpy_dtype(torch.complex64 if result == torch.complex32 else result)
+
+
+def _number_dtype(x: Any) -> torch.dtype:
+    """The dtype that PyTorch gives a wrapped number."""
+    kind = np.dtype(getattr(x, "dtype", type(x))).kind
+    if kind in "biu":
+        return torch.bool if kind == "b" else torch.int64
+    default = torch.get_default_dtype()
+    return default.to_complex() if kind == "c" else default
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    if higher is None or lower is None:
+        return lower if higher is None else higher
+    if higher.is_complex:
+        return higher
+    if higher.is_floating_point:
+        return higher.to_complex() if lower.is_complex else higher
+    if higher == torch.bool or lower.is_floating_point or lower.is_complex:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """``dtype``, or PyTorch's default float where it is integral or bool."""
+    dtype = np.dtype(dtype)
+    return to_numpy_dtype(torch.get_default_dtype()) if dtype.kind in "biu" else dtype
+
+
+def cast(x: Any, dtype: Any) -> jax.Array:
+    """``x`` (array or number) as an array of ``dtype``, no longer weakly typed."""
+    dtype = np.dtype(dtype)
+    if isinstance(x, (bool, int, float, complex)):
+        # A constant of the final dtype, so that no float64 literal enters the program.
+        value = np.asarray(x)
+        value = value.real if value.dtype.kind == "c" and dtype.kind != "c" else value
+        return jnp.asarray(value != 0 if dtype == np.bool_ else value.astype(dtype))
+    source = np.dtype(x.dtype)
+    if dtype == np.bool_ and source != np.bool_:
+        return jnp.not_equal(x, jnp.zeros((), source))
+    if source.kind == "c" and dtype.kind != "c":
+        x = jnp.real(x)
+    if dtype == np.uint8 and is_float(x.dtype):
+        # XLA saturates, PyTorch goes through a signed integer: -1.0 is 255 (c10/util/TypeCast.h).
+        x = jax.lax.convert_element_type(x, np.int32)
+    return jax.lax.convert_element_type(x, dtype)
+
+
+def promote(*operands: Any) -> tuple[jax.Array, ...]:
+    """Operands cast to their promoted dtype."""
+    dtype = result_type(*operands)
+    return tuple(cast(x, dtype) for x in operands)
+
+
+def compute(*operands: Any) -> tuple[jax.Array, ...]:
+    """Operands cast to the dtype that PyTorch computes an arithmetic op on them in."""
+    dtype = op_math(result_type(*operands))
+    return tuple(cast(x, dtype) for x in operands)
+
+
+def compute_float(*operands: Any) -> tuple[jax.Array, ...]:
+    """As `compute`, for ops whose result is floating point even on integers."""
+    dtype = op_math(float_dtype(result_type(*operands)))
+    return tuple(cast(x, dtype) for x in operands)
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether a dtype is real floating point, the 16- and 8-bit ones included."""
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def op_math(dtype: Any) -> np.dtype[Any]:
+    """The dtype that PyTorch computes in: float32 for the 16- and 8-bit floats, else ``dtype``."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype

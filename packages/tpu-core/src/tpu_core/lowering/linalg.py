@@ -1,0 +1,185 @@
+"""Matrix decompositions and functions other than LU's (`tpu_core.lowering.lu`).
+
+A decomposition is unique up to signs or phases only, and each platform may choose them differently.
+Nothing can raise inside a program: failure shows in ``info``, or as NaN. General eigenvalues
+(``linalg_eig``), least squares and LDL have no lowering: XLA has them on no TPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+import numpy as np
+from jax import lax
+
+from tpu_core.lowering.lu import solve_triangular
+from tpu_core.lowering.matmul import contract
+from tpu_core.lowering.registry import lowering
+
+
+def _adjoint(a: jax.Array) -> jax.Array:
+    return jnp.conj(jnp.swapaxes(a, -1, -2))
+
+
+def _first_bad_minor(a: jax.Array) -> jax.Array:
+    """Order of the first leading minor that is not positive definite, 0 if all are.
+
+    Elimination without pivots, a column a step; only the lower triangle is read.
+    """
+    n = a.shape[-1]
+    rows = lax.iota(np.int32, n)
+
+    def step(i: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, info = state
+        column = lax.dynamic_slice_in_dim(a, i, 1, a.ndim - 1)
+        head = lax.dynamic_slice_in_dim(column, i, 1, a.ndim - 2)
+        bad = ~(jnp.real(head[..., 0, 0]) > 0)
+        info = jnp.where((info == 0) & bad, i + np.int32(1), info)
+        below = jnp.where((rows > i)[:, None], column, jnp.zeros((), a.dtype))
+        return a - below * _adjoint(below) / head, info
+
+    start = (a, jnp.zeros(a.shape[:-2], np.int32))
+    return lax.fori_loop(np.int32(0), np.int32(n), step, start)[1]
+
+
+@lowering("aten.linalg_cholesky_ex.default")
+def cholesky_ex(
+    a: jax.Array, *, upper: bool = False, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Which minor failed is looked for only once something did."""
+    if a.size == 0:
+        return a, jnp.zeros(a.shape[:-2], np.int32)
+    a = _adjoint(a) if upper else a
+    factor = lax.linalg.cholesky(a, symmetrize_input=False)
+    failed = jnp.any(jnp.isnan(factor), axis=(-2, -1))
+    info = lax.cond(
+        jnp.any(failed), lambda: _first_bad_minor(a), lambda: jnp.zeros(failed.shape, np.int32)
+    )
+    factor = jnp.tril(factor)
+    return (_adjoint(factor) if upper else factor), info
+
+
+@lowering("aten.cholesky.default")
+def cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
+    """Where PyTorch raises, because ``a`` is not positive definite, this is NaN."""
+    return cholesky_ex(a, upper=upper)[0]
+
+
+@lowering("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")
+def cholesky_solve(b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.Array:
+    """``A X = B`` from ``A = L L^H``, or ``A = U^H U``."""
+    x = solve_triangular(factor, b, lower=not upper, adjoint=upper)
+    return solve_triangular(factor, x, lower=not upper, adjoint=not upper)
+
+
+@lowering("aten.cholesky_inverse.default")
+def cholesky_inverse(factor: jax.Array, upper: bool = False) -> jax.Array:
+    one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+    return cholesky_solve(one, factor, upper)
+
+
+@lowering("aten.linalg_qr.default")
+def qr(a: jax.Array, mode: str = "reduced", *, out: Any) -> tuple[jax.Array, jax.Array]:
+    """Mode ``r`` leaves Q empty."""
+    m, n = a.shape[-2:]
+    complete = mode == "complete"
+    if a.size == 0:
+        q = jnp.zeros(out[0].shape, a.dtype)
+        if complete:
+            q = jnp.broadcast_to(jnp.eye(m, dtype=a.dtype), q.shape)
+        return q, jnp.zeros(out[1].shape, a.dtype)
+    q, r = lax.linalg.qr(a, full_matrices=complete)
+    return (jnp.zeros((0,), a.dtype) if mode == "r" else q), jnp.triu(r)
+
+
+@lowering("aten._linalg_svd.default")
+def svd(
+    a: jax.Array,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: str | None = None,
+    out: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    if a.size == 0:
+        u, s, vh = (jnp.zeros(o.shape, o.dtype) for o in out)
+        if compute_uv and full_matrices:
+            u = jnp.broadcast_to(jnp.eye(a.shape[-2], dtype=a.dtype), u.shape)
+            vh = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), vh.shape)
+        return u, s, vh
+    if not compute_uv:
+        empty = jnp.zeros((0,), a.dtype)
+        return empty, lax.linalg.svd(a, full_matrices=False, compute_uv=False), empty
+    return lax.linalg.svd(a, full_matrices=full_matrices, compute_uv=True)
+
+
+@lowering("aten._linalg_eigh.default")
+def eigh(
+    a: jax.Array, UPLO: str = "L", compute_v: bool = True, *, out: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues ascend; without vectors the second result is empty."""
+    if a.size == 0:
+        return jnp.zeros(out[0].shape, out[0].dtype), jnp.zeros(out[1].shape, a.dtype)
+    vectors, values = lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
+    return values, (vectors if compute_v else jnp.zeros((0,), a.dtype))
+
+
+@lowering("aten.geqrf.default")
+def geqrf(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if a.size == 0:
+        return a, jnp.zeros((*a.shape[:-2], min(a.shape[-2:])), a.dtype)
+    transposed, tau = jnp.linalg.qr(a, mode="raw")
+    return jnp.swapaxes(transposed, -1, -2), tau
+
+
+@lowering("aten.linalg_householder_product.default")
+def householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
+    m, n = a.shape[-2:]
+    if a.size == 0:
+        return a
+    if tau.shape[-1] == 0:
+        return jnp.broadcast_to(jnp.eye(m, n, dtype=a.dtype), a.shape)
+    return lax.linalg.householder_product(a, tau)
+
+
+@lowering("aten.ormqr.default")
+def ormqr(
+    a: jax.Array, tau: jax.Array, other: jax.Array, left: bool = True, transpose: bool = False
+) -> jax.Array:
+    """``Q C``, ``Q^H C``, ``C Q`` or ``C Q^H`` with the square Q that the reflectors stand for."""
+    if other.size == 0:
+        return other
+    m, k = other.shape[-2 if left else -1], tau.shape[-1]
+    batch = [(0, 0, 0)] * (a.ndim - 2)
+    zero = jnp.zeros((), a.dtype)
+    square = lax.pad(a[..., :k], zero, [*batch, (0, 0, 0), (0, m - k, 0)])
+    q = householder_product(square, lax.pad(tau, zero, [*batch, (0, m - k, 0)]))
+    q = _adjoint(q) if transpose else q
+    lead = tuple(range(other.ndim - 2))
+    q = jnp.broadcast_to(q, (*other.shape[:-2], m, m))
+    x, y = (q, other) if left else (other, q)
+    return contract(x, y, (((x.ndim - 1,), (x.ndim - 2,)), (lead, lead)))
+
+
+@lowering("aten.linalg_matrix_exp.default")
+def matrix_exp(a: jax.Array) -> jax.Array:
+    if a.size == 0:
+        return a
+    flat = a.reshape(-1, *a.shape[-2:])
+    return jax.vmap(jax.scipy.linalg.expm)(flat).reshape(a.shape)
+
+
+@lowering("aten.linalg_cross.default")
+def cross(a: jax.Array, b: jax.Array, *, dim: int = -1) -> jax.Array:
+    a, b = jnp.broadcast_arrays(a, b)
+    axis = dim % a.ndim
+
+    def turn(x: jax.Array, by: int) -> jax.Array:
+        """The elements ``(by, by + 1, by + 2)`` modulo 3."""
+        head = lax.slice_in_dim(x, by, 3, axis=axis)
+        return jnp.concatenate([head, lax.slice_in_dim(x, 0, by, axis=axis)], axis=axis)
+
+    return turn(a, 1) * turn(b, 2) - turn(a, 2) * turn(b, 1)

@@ -1,0 +1,221 @@
+"""Matrix and vector products.
+
+Every product is one ``dot_general`` that contracts the dims where they lie: no operand is
+transposed or broadcast first. 16-bit floats accumulate in float32 and are rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from tpu_core.lowering.dtypes import cast, op_math, to_numpy_dtype
+from tpu_core.lowering.precision import precision_of
+from tpu_core.lowering.registry import lowering
+
+_MM = (((1,), (0,)), ((), ()))
+_BMM = (((2,), (1,)), ((0,), (0,)))
+
+
+def contract(a: jax.Array, b: jax.Array, dims: Any, accumulate: Any = None) -> jax.Array:
+    """``dot_general`` at PyTorch's precision, its result still in the accumulating dtype."""
+    accumulate = op_math(a.dtype) if accumulate is None else accumulate
+    return lax.dot_general(
+        a, b, dims, precision=precision_of(a.dtype), preferred_element_type=accumulate
+    )
+
+
+def _scale_add(product: jax.Array, x: jax.Array, beta: Any, alpha: Any) -> jax.Array:
+    """``beta * x + alpha * product``; a zero ``beta`` ignores ``x``, NaN included, as BLAS does."""
+    if alpha != 1:
+        product = product * cast(alpha, product.dtype)
+    if beta == 0:
+        return product
+    x = cast(x, product.dtype)
+    return product + (x if beta == 1 else x * cast(beta, product.dtype))
+
+
+@lowering("aten.mm.default")
+def mm(a: jax.Array, b: jax.Array) -> jax.Array:
+    return contract(a, b, _MM)
+
+
+@lowering("aten.mm.dtype")
+def mm_dtype(a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return contract(a, b, _MM, to_numpy_dtype(out_dtype))
+
+
+@lowering("aten.bmm.default")
+def bmm(a: jax.Array, b: jax.Array) -> jax.Array:
+    return contract(a, b, _BMM)
+
+
+@lowering("aten.bmm.dtype")
+def bmm_dtype(a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return contract(a, b, _BMM, to_numpy_dtype(out_dtype))
+
+
+@lowering("aten.addmm.default", static=("beta", "alpha"))
+def addmm(x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    result = _scale_add(contract(a, b, _MM), x, beta, alpha)
+    return jnp.broadcast_to(result, (a.shape[0], b.shape[1]))
+
+
+@lowering("aten.addmm.dtype", static=("beta", "alpha"))
+def addmm_dtype(
+    x: Any, a: jax.Array, b: jax.Array, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> jax.Array:
+    return _scale_add(contract(a, b, _MM, to_numpy_dtype(out_dtype)), x, beta, alpha)
+
+
+@lowering("aten._addmm_activation.default", static=("beta", "alpha"))
+def addmm_activation(
+    x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> jax.Array:
+    """GELU is the tanh approximation on CUDA and exact on the CPU (``Blas.cpp``); exact here."""
+    y = _scale_add(contract(a, b, _MM), x, beta, alpha)
+    return jax.nn.gelu(y, approximate=False) if use_gelu else jnp.maximum(y, jnp.zeros((), y.dtype))
+
+
+@lowering("aten.baddbmm.default", static=("beta", "alpha"))
+def baddbmm(x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    return _scale_add(contract(a, b, _BMM), x, beta, alpha)
+
+
+@lowering("aten.baddbmm.dtype", static=("beta", "alpha"))
+def baddbmm_dtype(
+    x: Any, a: jax.Array, b: jax.Array, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> jax.Array:
+    return _scale_add(contract(a, b, _BMM, to_numpy_dtype(out_dtype)), x, beta, alpha)
+
+
+@lowering("aten.addbmm.default", static=("beta", "alpha"))
+def addbmm(x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    """The sum over the batch is one more contracted dim."""
+    return _scale_add(contract(a, b, (((0, 2), (0, 1)), ((), ()))), x, beta, alpha)
+
+
+@lowering("aten.addmv.default", static=("beta", "alpha"))
+def addmv(x: Any, a: jax.Array, v: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    return _scale_add(contract(a, v, _MM), x, beta, alpha)
+
+
+@lowering("aten.addr.default", static=("beta", "alpha"))
+def addr(x: Any, u: jax.Array, v: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    if u.dtype == np.bool_ and v.dtype == np.bool_ and x.dtype == np.bool_:
+        # ATen's LinearAlgebra.cpp: and/or in place of times/plus.
+        outer = u[:, None] & v[None, :] if alpha else jnp.zeros((u.size, v.size), np.bool_)
+        return outer | x if beta else outer
+    dtype = op_math(jnp.promote_types(jnp.promote_types(u.dtype, v.dtype), x.dtype))
+    outer = cast(u, dtype)[:, None] * cast(v, dtype)[None, :]
+    return _scale_add(outer, x, beta, alpha)
+
+
+@lowering("aten.mv.default")
+def mv(a: jax.Array, v: jax.Array) -> jax.Array:
+    return contract(a, v, _MM)
+
+
+@lowering("aten.dot.default")
+def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return contract(a, b, (((0,), (0,)), ((), ())))
+
+
+@lowering("aten.vdot.default")
+def vdot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return dot(jnp.conj(a), b)
+
+
+@lowering("aten.linear_backward.default")
+def linear_backward(
+    x: jax.Array, grad: jax.Array, weight: jax.Array, output_mask: list[bool]
+) -> tuple[Any, Any, Any]:
+    lead = tuple(range(x.ndim - 1))
+    grad_x = contract(grad, weight, (((x.ndim - 1,), (0,)), ((), ()))) if output_mask[0] else None
+    if not (output_mask[1] or output_mask[2]):
+        return grad_x, None, None
+    grad_weight = contract(grad, x, ((lead, lead), ((), ())))
+    return grad_x, grad_weight, jnp.sum(cast(grad, op_math(grad.dtype)), axis=lead)
+
+
+@lowering("aten._int_mm.default")
+def int_mm(a: jax.Array, b: jax.Array) -> jax.Array:
+    return contract(a, b, _MM, np.int32)
+
+
+@lowering("aten._weight_int8pack_mm.default")
+def weight_int8pack_mm(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
+    """``x @ weight.T * scales`` with int8 ``weight [N, K]``; int8 is exact in every float."""
+    y = contract(x, cast(weight, x.dtype), (((1,), (1,)), ((), ())))
+    return y * cast(scales, y.dtype)
+
+
+def _widen_float8(x: jax.Array) -> jax.Array:
+    """Every 8-bit float is exact in bfloat16, which all TPUs multiply."""
+    return cast(x, jnp.bfloat16)
+
+
+@lowering("aten._scaled_mm.default")
+def scaled_mm(
+    a: jax.Array,
+    b: jax.Array,
+    scale_a: jax.Array,
+    scale_b: jax.Array,
+    bias: jax.Array | None = None,
+    scale_result: jax.Array | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    *,
+    out: Any,
+) -> jax.Array:
+    """One scale a tensor, or one a row of ``a`` and a column of ``b``."""
+    y = contract(_widen_float8(a), _widen_float8(b), _MM)
+    for scale in (scale_a, scale_b):
+        y = y * cast(scale if scale.ndim == 2 else scale.reshape(()), y.dtype)
+    if bias is not None:
+        y = y + cast(bias, y.dtype)
+    if scale_result is not None and np.dtype(out[0].dtype).itemsize == 1:
+        y = y * cast(scale_result.reshape(()), y.dtype)
+    return y
+
+
+@lowering("aten._grouped_mm.default")
+def grouped_mm(
+    a: jax.Array,
+    b: jax.Array,
+    offs: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> jax.Array:
+    """One product a group; ``offs`` holds each group's end along the dim that is grouped.
+
+    A 3-D operand holds its groups in dim 0. Two 2-D operands are grouped along the contracted dim.
+    Rows past the last offset are undefined in PyTorch and zero here.
+    """
+    if offs is None:
+        y = contract(a, b, _BMM)
+    else:
+        sizes = jnp.diff(offs, prepend=jnp.zeros((1,), offs.dtype)).astype(np.int32)
+        a_rank, b_rank = a.ndim, b.ndim
+        if (a_rank, b_rank) == (2, 3):
+            contracted, ragged, groups = ((1,), (1,)), (0,), (0,)
+        elif (a_rank, b_rank) == (2, 2):
+            contracted, ragged, groups = ((1,), (0,)), (1,), ()
+        else:  # (3, 2): grouped along the columns, so as the rows of the transposed product
+            contracted, ragged, groups = ((0,), (2,)), (1,), (0,)
+            a, b = b, a
+        y = lax.ragged_dot_general(
+            a,
+            b,
+            sizes,
+            lax.RaggedDotDimensionNumbers((contracted, ((), ())), ragged, groups),
+            precision=precision_of(a.dtype),
+            preferred_element_type=op_math(a.dtype),
+        )
+        y = y.T if (a_rank, b_rank) == (3, 2) else y
+    return y if bias is None else y + cast(bias, y.dtype)

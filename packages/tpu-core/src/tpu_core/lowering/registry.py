@@ -1,0 +1,158 @@
+"""The one registry of ATen lowerings.
+
+A lowering is a function over JAX values that computes one *functional* ATen overload. Eager,
+``torch.compile``, export and the docs all read this table; in-place and ``out=`` overloads are
+derived from the functional entry (`tpu_core.lowering.variants`), never written.
+
+Calling convention of a lowering
+    * It is called with the arguments of the overload's schema. ``layout``, ``device``,
+      ``pin_memory``, ``memory_format`` and ``generator`` are dropped before the call.
+    * A ``Tensor`` arrives as a JAX array of the tensor's logical shape and dtype (x64 is on), an
+      optional one may be ``None``, a ``Tensor[]`` is a list.
+    * A ``Scalar`` or ``float`` argument arrives either as a Python number or as a 0-d *weakly
+    typed*
+      JAX array: numbers are run-time inputs of the executable, so that a changing learning rate
+      compiles nothing. A lowering that must branch on such an argument in Python names it in
+      ``static``.
+    * ``int``, ``int[]``, ``bool``, ``str`` and ``torch.dtype`` arguments are Python values.
+    * A parameter called ``out`` receives a tuple of `jax.ShapeDtypeStruct`: what PyTorch's meta
+      function says the results are (``None`` for an undefined output).
+    * A parameter called ``contiguous`` receives one bool a ``Tensor`` argument, in the schema's
+      order: ``Tensor.is_contiguous()``. The few ops whose saved results depend on it, and whose
+      gradient formulas ask for it again, need it (`tpu_core.lowering.lu`).
+    * A random op (``random=True``) receives ``key``, a ``uint32[2]`` array that is different for
+      every call; see `tpu_core.lowering.random`.
+    * It returns one JAX array, or a tuple in the order of the schema's returns (lists for
+      ``Tensor[]`` returns). Results are cast to the dtypes of ``out``; a wrong shape is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """One entry of the registry.
+
+    Attributes:
+        op: Name of the functional overload, as ``str(torch.ops.aten.add.Tensor)`` prints it.
+        fn: Function over JAX values, see the module's docstring.
+        family: The file that holds it (``"pointwise"``, ``"reduction"``, ...).
+        static: Names of number arguments that are compiled in rather than passed at run time.
+        random: Whether ``fn`` takes a ``key``.
+        wants_out: Whether ``fn`` takes ``out``.
+        location: ``file:line`` of the registration, for error messages and the docs.
+        wants_contiguous: Whether ``fn`` takes ``contiguous``.
+    """
+
+    op: str
+    fn: Callable[..., Any]
+    family: str
+    static: frozenset[str]
+    random: bool
+    wants_out: bool
+    location: str
+    wants_contiguous: bool = False
+
+
+class Registry:
+    """Lowerings by overload name. A second registration of one overload is an error."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Lowering] = {}
+
+    def add(self, entry: Lowering) -> None:
+        previous = self._entries.get(entry.op)
+        if previous is not None:
+            raise ValueError(
+                f"{entry.op} has two lowerings: {previous.location} and {entry.location}. Remove "
+                f"one."
+            )
+        self._entries[entry.op] = entry
+
+    def get(self, op: str) -> Lowering | None:
+        return self._entries.get(op)
+
+    def __contains__(self, op: str) -> bool:
+        return op in self._entries
+
+    def __iter__(self) -> Iterator[Lowering]:
+        return iter(sorted(self._entries.values(), key=lambda e: e.op))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+REGISTRY = Registry()
+
+
+def register(
+    op: str,
+    fn: Callable[..., Any],
+    *,
+    static: tuple[str, ...] = (),
+    random: bool = False,
+    location: str | None = None,
+) -> None:
+    """Register ``fn`` as the lowering of the functional overload ``op`` (``"aten.add.Tensor"``).
+
+    Args:
+        op: Full overload name, namespace included; the overload ``default`` is spelled out.
+        fn: See the module's docstring for what it is called with.
+        static: Number arguments that must be Python values.
+        random: Whether the op draws random numbers; ``fn`` is then called with ``key=``.
+        location: ``file:line`` shown in errors and docs; the definition of ``fn`` unless given.
+
+    Raises:
+        ValueError: The overload already has a lowering, or its name lacks namespace or overload.
+    """
+    if op.count(".") != 2:
+        raise ValueError(f"'{op}' is not a full overload name such as 'aten.add.Tensor'.")
+    code = inspect.unwrap(fn).__code__ if hasattr(inspect.unwrap(fn), "__code__") else None
+    where = location or (f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn))
+    family = where.rsplit("/", 1)[-1].split(".py", 1)[0]
+    parameters = inspect.signature(fn).parameters
+    REGISTRY.add(
+        Lowering(
+            op,
+            fn,
+            family,
+            frozenset(static),
+            random,
+            "out" in parameters,
+            where,
+            "contiguous" in parameters,
+        )
+    )
+
+
+def lowering(
+    *ops: str, static: tuple[str, ...] = (), random: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator form of `register`; several overloads may share a function.
+
+    Example:
+        >>> @lowering("aten.mm.default")
+        ... def mm(a, b):
+        ...     return jnp.matmul(a, b)
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            register(op, fn, static=static, random=random)
+        return fn
+
+    return decorate
+
+
+def register_table(rows: dict[str, Callable[..., Any]], *, static: tuple[str, ...] = ()) -> None:
+    """Register a family of ops given as a table from overload name to function."""
+    frame = inspect.currentframe()
+    caller = frame.f_back if frame else None
+    where = f"{caller.f_code.co_filename}:{caller.f_lineno}" if caller else None
+    for op, fn in rows.items():
+        register(op, fn, static=static, location=where)

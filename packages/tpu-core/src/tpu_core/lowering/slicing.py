@@ -1,0 +1,151 @@
+"""Writes through static views: ``*_scatter`` and the backward ops of select, slice and diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.gather_scatter import scatter_slices
+from tpu_core.lowering.registry import lowering
+
+
+def slice_bounds(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
+    """First index, end, and number of elements of ``x[start:end:step]``, as PyTorch clamps them."""
+    start, end, step = slice(start, end, step).indices(size)
+    return start, end, len(range(start, end, step))
+
+
+def place(x: jax.Array, size: int, dim: int, start: int, step: int = 1) -> jax.Array:
+    """Zeros of length ``size`` in ``dim`` with ``x`` at ``start, start + step, ...``."""
+    length = x.shape[dim]
+    config = [(0, 0, 0)] * x.ndim
+    used = (length - 1) * step + 1 if length else 0
+    config[dim] = (start, size - start - used, step - 1)
+    return lax.pad(x, np.array(0, x.dtype), config)
+
+
+@lowering("aten.select_backward.default")
+def select_backward(
+    grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int
+) -> jax.Array:
+    dim %= len(input_sizes)
+    grad = jnp.expand_dims(grad_output, dim)
+    return place(grad, input_sizes[dim], dim, index % max(input_sizes[dim], 1))
+
+
+@lowering("aten.slice_backward.default")
+def slice_backward(
+    grad_output: jax.Array,
+    input_sizes: Sequence[int],
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
+) -> jax.Array:
+    dim %= len(input_sizes)
+    if grad_output.size == 0:
+        return jnp.zeros(input_sizes, grad_output.dtype)
+    first, _, _ = slice_bounds(input_sizes[dim], start, end, step)
+    return place(grad_output, input_sizes[dim], dim, first, step)
+
+
+def _write(x: jax.Array, src: jax.Array, dim: int, start: int) -> jax.Array:
+    at = [np.int32(0)] * x.ndim
+    at[dim] = np.int32(start) if x.shape[dim] < 2**31 else np.int64(start)
+    return lax.dynamic_update_slice(x, cast(src, x.dtype), at)
+
+
+@lowering("aten.select_scatter.default")
+def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
+    dim %= x.ndim
+    shape = x.shape[:dim] + (1,) + x.shape[dim + 1 :]
+    src = jnp.broadcast_to(src, x.shape[:dim] + x.shape[dim + 1 :]).reshape(shape)
+    return x if x.size == 0 else _write(x, src, dim, index % x.shape[dim])
+
+
+@lowering("aten.slice_scatter.default")
+def slice_scatter(
+    x: jax.Array,
+    src: jax.Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> jax.Array:
+    dim %= x.ndim
+    size = x.shape[dim]
+    first, last, length = slice_bounds(size, start, end, step)
+    if length == 0 or x.size == 0:
+        return x
+    src = jnp.broadcast_to(src, x.shape[:dim] + (length,) + x.shape[dim + 1 :])
+    if step == 1:
+        return _write(x, src, dim, first)
+    position = lax.broadcasted_iota(np.int32, x.shape, dim)
+    inside = (position >= first) & (position < last)
+    inside &= lax.rem(position - np.int32(first), np.int32(step)) == 0
+    return jnp.where(inside, place(cast(src, x.dtype), size, dim, first, step), x)
+
+
+def _diagonal_mask(sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:
+    row = lax.broadcasted_iota(np.int32, tuple(sizes), dim1)
+    column = lax.broadcasted_iota(np.int32, tuple(sizes), dim2)
+    return column - row == offset
+
+
+def _place_diagonal(
+    diagonal: jax.Array, sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> jax.Array:
+    """The diagonal's values broadcast over ``dim2``, so that `_diagonal_mask` picks them."""
+    placed = place(diagonal, sizes[dim1], diagonal.ndim - 1, max(-offset, 0))
+    # The diagonal is the last dimension: put it at dim1, and a dimension of 1 at dim2.
+    rest = [d for d in range(len(sizes)) if d not in (dim1, dim2)]
+    return lax.broadcast_in_dim(placed, tuple(sizes), (*rest, dim1))
+
+
+@lowering("aten.diagonal_backward.default")
+def diagonal_backward(
+    grad_output: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> jax.Array:
+    rank = len(input_sizes)
+    zeros = jnp.zeros(input_sizes, grad_output.dtype)
+    return diagonal_scatter(zeros, grad_output, offset, dim1 % rank, dim2 % rank)
+
+
+@lowering("aten.diagonal_scatter.default")
+def diagonal_scatter(
+    x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> jax.Array:
+    dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
+    if src.size == 0:
+        return x
+    mask = _diagonal_mask(x.shape, offset, dim1, dim2)
+    return jnp.where(mask, _place_diagonal(cast(src, x.dtype), x.shape, offset, dim1, dim2), x)
+
+
+def strided_index(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Array:
+    """Flat positions of a strided view's elements."""
+    reach = offset + sum((n - 1) * s for n, s in zip(size, stride))
+    dtype = np.int32 if reach < 2**31 else np.int64
+    position = jnp.full(tuple(size), offset, dtype)
+    for d, step in enumerate(stride):
+        position += lax.broadcasted_iota(dtype, tuple(size), d) * np.array(step, dtype)
+    return position
+
+
+@lowering("aten.as_strided_scatter.default")
+def as_strided_scatter(
+    x: jax.Array,
+    src: jax.Array,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> jax.Array:
+    """Strides are those of a contiguous ``x``: a lowering sees values, not memory."""
+    position = strided_index(size, stride, storage_offset or 0).reshape(-1)
+    src = cast(jnp.broadcast_to(src, tuple(size)), x.dtype).reshape(-1)
+    return scatter_slices(x.reshape(-1), (0,), [position], src, 0, "set").reshape(x.shape)

@@ -1,0 +1,213 @@
+"""Counters of what the runtime does: compiles with their reasons, cache, fallbacks, host syncs.
+
+One process-wide `METRICS`; its methods are cheap enough to call for every segment and safe to call
+from any thread. `Metrics.snapshot` is flat, so that two snapshots can be subtracted
+(`Metrics.delta`); the lists behind it are in `Metrics.compile_events`, `Metrics.fallbacks` and
+`Metrics.host_syncs`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tpu_core.report import Report
+
+logger = logging.getLogger("tpu_core")
+
+# What each key of a snapshot means. `fallback.<op>` and `host_sync.<reason>` come on top.
+COUNTERS: dict[str, str] = {
+    "compiles": "Programs compiled by XLA.",
+    "compile_seconds": "Seconds spent in those compiles, background threads included.",
+    "cache_hits_memory": "Programs found in memory.",
+    "cache_hits_disk": "Programs loaded from the cache folder.",
+    "disk_load_seconds": "Seconds spent loading them.",
+    "cache_misses": "Programs found in neither.",
+    "executions": "Programs run.",
+    "segments": "Segments of recorded ops that were cut.",
+    "ops": "Ops recorded.",
+    "signatures": "Forms of ops seen: overload, shapes, dtypes and static arguments.",
+    "fallbacks": "Ops run on the CPU for want of a lowering.",
+    "fallback_seconds": "Seconds they took, copies and waiting included.",
+    "host_syncs": "Times the host waited for the device.",
+    "h2d_count": "Copies from the host to the device.",
+    "h2d_bytes": "Bytes copied from the host to the device.",
+    "d2h_count": "Copies from the device to the host.",
+    "d2h_bytes": "Bytes copied from the device to the host.",
+    "debug_checks": "Results checked for NaN and infinity in debug mode.",
+}
+
+# A process that compiles without end must not fill memory with its history.
+_MOST_EVENTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class CompileEvent:
+    """One program that was made ready to run.
+
+    Attributes:
+        seconds: Wall time of the compile or the load.
+        reason: Which op or argument was new, and against what: ``"mm: (8, 128) -> (8, 131)"``.
+        source: ``"compiled"`` by XLA, or loaded from ``"disk"``.
+        ops: Number of ops in the program.
+        line: The user's line that led to it, ``"train.py:31"``.
+        key: Key of the program in the cache.
+    """
+
+    seconds: float
+    reason: str
+    source: Literal["compiled", "disk"] = "compiled"
+    ops: int = 0
+    line: str | None = None
+    key: str = ""
+
+    def __str__(self) -> str:
+        verb = "compiled" if self.source == "compiled" else "loaded from disk"
+        where = f" at {self.line}" if self.line else ""
+        return f"{verb} {self.ops} ops in {self.seconds:.3f} s{where}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Fallback:
+    """How often and how long an op ran on the CPU, and the line that called it first."""
+
+    count: int = 0
+    seconds: float = 0.0
+    line: str | None = None
+
+
+class Metrics:
+    """Thread-safe counters; see `COUNTERS` for what is counted.
+
+    Example:
+        >>> before = METRICS.snapshot()
+        >>> train_step()
+        >>> METRICS.delta(before)["host_syncs"]
+        0
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Callable[[], Mapping[str, int]] = dict
+        self._base: Mapping[str, int] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self._events: deque[CompileEvent] = deque(maxlen=_MOST_EVENTS)
+        self._fallbacks: dict[str, Fallback] = {}
+        self._syncs: dict[tuple[str, str | None], int] = {}
+
+    def compiled(self, event: CompileEvent) -> None:
+        """Count a program compiled or loaded from disk, and log one line about it."""
+        with self._lock:
+            self._events.append(event)
+            if event.source == "compiled":
+                self._count["compiles"] += 1
+                self._count["compile_seconds"] += event.seconds
+            else:
+                self._count["cache_hits_disk"] += 1
+                self._count["disk_load_seconds"] += event.seconds
+        logger.info("%s", event)
+
+    def cache_miss(self) -> None:
+        """Count a program found neither in memory nor on disk."""
+        with self._lock:
+            self._count["cache_misses"] += 1
+
+    def fallback(self, op: str, line: str | None, seconds: float) -> bool:
+        """Count an op run on the CPU; true at the first call of an op, when a warning is due."""
+        with self._lock:
+            entry = self._fallbacks.get(op)
+            first = entry is None
+            if entry is None:
+                entry = self._fallbacks[op] = Fallback(line=line)
+            entry.count += 1
+            entry.seconds += seconds
+            self._count["fallbacks"] += 1
+            self._count["fallback_seconds"] += seconds
+        return first
+
+    def host_sync(self, line: str | None, reason: str) -> None:
+        """Count a wait of the host for the device, such as ``reason="item"``."""
+        with self._lock:
+            self._syncs[reason, line] = self._syncs.get((reason, line), 0) + 1
+            self._count["host_syncs"] += 1
+
+    def d2h(self, nbytes: int) -> None:
+        """Count a copy of ``nbytes`` bytes from the device to the host."""
+        with self._lock:
+            self._count["d2h_count"] += 1
+            self._count["d2h_bytes"] += nbytes
+
+    def debug_check(self) -> None:
+        """Count a check of a result for NaN and infinity."""
+        with self._lock:
+            self._count["debug_checks"] += 1
+
+    def set_source(self, totals: Callable[[], Mapping[str, int]]) -> None:
+        """Where the counts of the recorder's fast path come from; here they are only read.
+
+        Args:
+            totals: Gives running totals by key of `COUNTERS`.
+        """
+        base = totals()
+        with self._lock:
+            self._totals, self._base = totals, base
+
+    def compile_events(self) -> list[CompileEvent]:
+        """The programs compiled or loaded, oldest first; the latest 10,000 are kept."""
+        with self._lock:
+            return list(self._events)
+
+    def fallbacks(self) -> dict[str, Fallback]:
+        """Count, seconds and first line of each op that ran on the CPU."""
+        with self._lock:
+            return {
+                op: Fallback(entry.count, entry.seconds, entry.line)
+                for op, entry in self._fallbacks.items()
+            }
+
+    def host_syncs(self) -> dict[tuple[str, str | None], int]:
+        """Number of host syncs by (reason, line)."""
+        with self._lock:
+            return dict(self._syncs)
+
+    def snapshot(self) -> dict[str, float]:
+        """Every counter of `COUNTERS`, with ``fallback.<op>`` and ``host_sync.<reason>`` counts."""
+        totals = self._totals()
+        with self._lock:
+            counts = dict(self._count)
+            for key, total in totals.items():
+                counts[key] += total - self._base.get(key, 0)
+            for op, entry in self._fallbacks.items():
+                counts[f"fallback.{op}"] = entry.count
+            for (reason, _), count in self._syncs.items():
+                key = f"host_sync.{reason}"
+                counts[key] = counts.get(key, 0) + count
+        return counts
+
+    def delta(self, previous: Mapping[str, float]) -> dict[str, float]:
+        """What has been counted since ``previous``, an earlier `snapshot`."""
+        return {key: value - previous.get(key, 0) for key, value in self.snapshot().items()}
+
+    def reset(self) -> None:
+        """Set every counter to zero and forget the events."""
+        base = self._totals()
+        with self._lock:
+            self._base = base
+            self._clear()
+
+    def report(self) -> Report:
+        """The counters, compiles, fallbacks and host syncs as tables, for print or for rich."""
+        from tpu_core.report import build_report
+
+        return build_report(self)
+
+
+METRICS = Metrics()

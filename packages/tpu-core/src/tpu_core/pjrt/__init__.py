@@ -1,0 +1,1 @@
+"""PJRT through jaxlib: the only package that touches jaxlib's private API."""

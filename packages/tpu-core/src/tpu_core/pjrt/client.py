@@ -1,0 +1,287 @@
+"""Devices, transfers, compiling and running, on jaxlib's private API (checked against 0.10).
+
+`smoke_test` runs each private call once and names what broke, should jaxlib change under us.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax._src import core as jax_core
+from jax._src import xla_bridge
+from jax._src.interpreters import pxla
+from jax._src.lax import lax as jax_lax
+from jax._src.lib import xla_client
+from jax._src.sharding_impls import SingleDeviceSharding
+
+from tpu_core.config import config
+from tpu_core.errors import TpuNotAvailableError
+from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
+from tpu_core.platforms import Platform, resolve, visible_indices
+
+# The dtypes of the arrays that lifted numbers travel in; the extension's enum Pack.
+PACK_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32), np.dtype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The PJRT client behind the device ``tpu``.
+
+    Attributes:
+        platform: The platform and why it was chosen.
+        devices: JAX devices of ``tpu:0``, ``tpu:1``, ...
+        backend: The PJRT client.
+        version: Platform version, part of every cache key.
+    """
+
+    platform: Platform
+    devices: tuple[Any, ...]
+    backend: Any
+    version: str
+
+
+def start() -> Client:
+    """Start the platform's client and pick its devices.
+
+    Raises:
+        TpuNotAvailableError: The platform has no device, or its plug-in does not start.
+    """
+    platform = resolve()
+    fresh = not xla_bridge.backends_are_initialized()
+    if platform.name == "cpu" and fresh:
+        # Without this jax would start every installed plug-in, libtpu first.
+        if not getattr(jax.config, "jax_platforms", None):
+            jax.config.update("jax_platforms", "cpu")
+        if config().num_devices:
+            jax.config.update("jax_num_cpu_devices", config().num_devices)
+    try:
+        devices = jax.local_devices(backend=platform.name)
+    except RuntimeError as error:
+        raise TpuNotAvailableError(
+            f"Platform '{platform.name}' did not start: {error}",
+            values={"chosen by": platform.reason},
+        ) from error
+    wanted = config().num_devices
+    if platform.name == "cpu":
+        if wanted and wanted > len(devices):
+            raise TpuNotAvailableError(
+                f"TPU_NUM_DEVICES={wanted}, but jax had already started with {len(devices)} CPU "
+                f"devices.",
+                remedy="Use the device before jax, or set jax_num_cpu_devices yourself.",
+            )
+        devices = devices[: wanted or 1]
+    picked = tuple(devices[i] for i in visible_indices(len(devices)))
+    if not picked:
+        raise TpuNotAvailableError(f"Platform '{platform.name}' has no visible device.")
+    backend = picked[0].client
+    return Client(platform, picked, backend, f"{backend.platform} {backend.platform_version}")
+
+
+@functools.cache
+def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    return jax_core.ShapedArray(shape, dtype)
+
+
+@functools.cache
+def _sharding(device: Any) -> Any:
+    return SingleDeviceSharding(device)
+
+
+def put(array: np.ndarray[Any, Any], device: Any) -> jax.Array:
+    """A numpy array on a device. The array's memory must not be written afterwards."""
+    return xla_client.batched_device_put(
+        _aval(array.shape, array.dtype), _sharding(device), [array], [device], True, enable_x64=True
+    )
+
+
+def put_tensor(tensor: torch.Tensor, device: Any) -> jax.Array:
+    """A contiguous CPU tensor, given up by its owner, on a device."""
+    return put(tensor_to_numpy(tensor), device)
+
+
+def tensor_to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a contiguous CPU tensor as a numpy array, 16- and 8-bit floats included."""
+    dtype = to_numpy_dtype(tensor.dtype)
+    if dtype.isbuiltin == 1:
+        return tensor.detach().numpy()
+    raw = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
+    return tensor.detach().view(raw).numpy().view(dtype)
+
+
+def fetch(array: jax.Array) -> torch.Tensor:
+    """A device array as a CPU tensor; waits for it. The memory may be the device's: do not
+    write.
+    """
+    host = np.asarray(array)
+    dtype = TO_TORCH[host.dtype]
+    if not host.flags.c_contiguous:
+        host = np.ascontiguousarray(host).reshape(host.shape)
+    if host.dtype.isbuiltin != 1:
+        raw = {1: np.uint8, 2: np.int16}[host.dtype.itemsize]
+        return _from_numpy(host.view(raw)).view(dtype)
+    return _from_numpy(host)
+
+
+def _from_numpy(host: np.ndarray[Any, Any]) -> torch.Tensor:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # read-only memory: callers only read it
+        return torch.from_numpy(host)
+
+
+@functools.lru_cache(maxsize=4096)
+def put_numbers(kind: int, data: bytes, device: Any) -> jax.Array:
+    """Lifted numbers as a 1-d array; equal bytes share one array."""
+    return put(np.frombuffer(data, PACK_DTYPES[kind]), device)
+
+
+def move(array: jax.Array, device: Any) -> jax.Array:
+    """A copy of ``array`` on another device."""
+    return jax.device_put(array, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An executable on one device.
+
+    Attributes:
+        execute: ``execute(arrays) -> results``; results take `consume_with_handlers(handlers)`.
+        handlers: One result handler an output.
+        executable: The PJRT executable.
+        temporary_bytes: Memory it needs beside arguments and outputs.
+    """
+
+    execute: Any
+    handlers: tuple[Any, ...]
+    executable: Any
+    temporary_bytes: int
+
+
+def compile_options(device: Any, client: Client) -> Any:
+    """Options of a single-device program."""
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    build.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    build.num_replicas = build.num_partitions = 1
+    if client.platform.name == "cpu":
+        # The pass that strips optimization barriers before fusion would undo activation
+        # checkpointing.
+        options.env_option_overrides = [("xla_disable_hlo_passes", "cse_barrier_expander")]
+    return options
+
+
+def compile_module(module: bytes, device: Any, client: Client) -> Any:
+    """Compile StableHLO bytecode for one device."""
+    return client.backend.compile_and_load(
+        module, xla_client.DeviceList((device,)), compile_options(device, client)
+    )
+
+
+def serialize(executable: Any) -> bytes:
+    """An executable as bytes; they hold machine code."""
+    return executable.serialize()
+
+
+def deserialize(data: bytes, device: Any, client: Client) -> Any:
+    """The inverse of `serialize`, on the same platform and version."""
+    if b"lapack_" in data:
+        # Lowering a factorization starts LAPACK; loading one does not, and its calls would jump
+        # to 0.
+        from jaxlib import lapack
+
+        lapack._lapack.initialize()
+    return client.backend.deserialize_executable(
+        data, xla_client.DeviceList((device,)), compile_options(device, client)
+    )
+
+
+def load(
+    executable: Any, outputs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], device: Any
+) -> Loaded:
+    """Wrap an executable with handlers that make jax.Arrays of its outputs.
+
+    Args:
+        executable: From `compile_module` or `deserialize`.
+        outputs: Shape and dtype of each output.
+        device: Its device.
+    """
+    handlers = tuple(
+        pxla.global_aval_to_result_handler(_aval(shape, dtype), _sharding(device), True)
+        for shape, dtype in outputs
+    )
+    try:
+        stats = executable.get_compiled_memory_stats()
+        temporary = int(stats.temp_size_in_bytes)
+    except Exception:  # not every plug-in has them; the peak then counts arguments and outputs only
+        temporary = 0
+    return Loaded(executable.execute_sharded, handlers, executable, temporary)
+
+
+def weak(value: jax.Array) -> jax.Array:
+    """A 0-d array as a number: weakly typed, so that it does not widen what it meets."""
+    return jax_lax._convert_element_type(value, value.dtype, weak_type=True)
+
+
+def is_ready(array: jax.Array) -> bool:
+    """Whether the array's computation has ended."""
+    return bool(getattr(array, "is_ready")())  # noqa: B009 (not in jax.Array's type)
+
+
+def module_text(module: bytes) -> str:
+    """StableHLO bytecode as text."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        return str(ir.Module.parse(module))
+
+
+def smoke_test(client: Client) -> None:
+    """Compile, run, serialize and reload a tiny program through every private call.
+
+    Raises:
+        RuntimeError: Names the call that this jaxlib no longer has.
+    """
+    device = client.devices[0]
+    step = "start"
+    try:
+        step = "batched_device_put"
+        x = put(np.ones(4, np.float32), device)
+        step = "lowering"
+        lowered = jax.jit(lambda v: v + 1).lower(jax.ShapeDtypeStruct((4,), np.float32))
+        module = module_bytes(lowered)
+        step = "compile_and_load"
+        executable = compile_module(module, device, client)
+        step = "serialize"
+        data = serialize(executable)
+        step = "deserialize_executable"
+        executable = deserialize(data, device, client)
+        step = "result handlers"
+        loaded = load(executable, [((4,), np.dtype(np.float32))], device)
+        step = "execute_sharded"
+        (y,) = loaded.execute([x]).consume_with_handlers(loaded.handlers)
+        step = "fetch"
+        assert fetch(y).tolist() == [2.0] * 4
+    except Exception as error:
+        import jaxlib
+
+        raise RuntimeError(
+            f"jaxlib {jaxlib.__version__} does not work with tpu_core: {step} failed: {error}"
+        ) from error
+
+
+def module_bytes(lowered: Any) -> bytes:
+    """StableHLO bytecode of a lowered jax function, without locations, so that equal programs are
+    equal.
+    """
+    from jax._src.interpreters import mlir
+
+    module = lowered.compiler_ir("stablehlo")
+    return mlir.module_to_bytecode(module)

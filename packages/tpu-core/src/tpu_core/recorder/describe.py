@@ -1,0 +1,129 @@
+"""How each argument and return of an overload is recorded. Mirrors ``OpDescription`` in the
+extension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tpu_core.lowering.registry import Lowering
+from tpu_core.recorder import composed, data_dependent, fallback, meta
+from tpu_core.recorder.decompose import decomposition_of
+from tpu_core.recorder.variants import (
+    OVERWRITING,
+    is_out_variant,
+    lowering_of,
+    overload_name,
+    written_arguments,
+)
+
+TENSOR, TENSOR_LIST, NUMBER, NUMBER_LIST, STATIC, DROP, GENERATOR = range(7)
+
+_DROPPED = frozenset({"device", "pin_memory"})
+# Families whose ops take 0-d CPU tensors for numbers, as TensorIterator does.
+_SCALAR_FAMILIES = frozenset(
+    {"pointwise", "comparison", "ternary", "special", "foreach", "optimizer", "activation"}
+)
+_SCALAR_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "fill.Tensor index_put.default _index_put_impl.default masked_fill.Tensor where.self "
+        "index_fill.int_Tensor lerp.Tensor copy.default"
+    ).split()
+)
+# Index tensors may live on the CPU, as on CUDA.
+_HOST_OPS = frozenset(
+    {"aten.index.Tensor", "aten.index_put.default", "aten._index_put_impl.default"}
+)
+_PRECISION_FAMILIES = frozenset({"matmul", "convolution", "attention", "linalg", "distance", "rnn"})
+
+
+def _policy(argument: Any) -> int:
+    kind = str(argument.real_type)
+    if "Tensor" in kind:
+        return TENSOR_LIST if "List" in kind else TENSOR
+    if "Generator" in kind:
+        return GENERATOR
+    if argument.name in _DROPPED or "Device" in kind:
+        return DROP
+    if kind in ("number", "float", "Optional[number]", "Optional[float]"):
+        return NUMBER
+    if kind == "List[number]":
+        return NUMBER_LIST
+    return STATIC
+
+
+def _returns(op: torch._ops.OpOverload) -> list[int] | None:
+    """Codes of the returns, or None where one cannot be recorded."""
+    arguments = op._schema.arguments
+    codes = []
+    for r in op._schema.returns:
+        kind = str(r.type)
+        if r.alias_info and r.alias_info.is_write:
+            before = r.alias_info.before_set
+            codes.append(
+                next(
+                    i
+                    for i, a in enumerate(arguments)
+                    if a.alias_info and a.alias_info.before_set == before
+                )
+            )
+        elif kind == "Tensor":
+            codes.append(-1)
+        elif kind == "List[Tensor]":
+            codes.append(-2)
+        elif kind == "int":
+            codes.append(-3)
+        else:
+            return None
+    return codes
+
+
+def takes_scalars(op: torch._ops.OpOverload, entry: Lowering | None) -> bool:
+    """Whether 0-d CPU tensors may stand among the operands."""
+    if entry is not None and (entry.family in _SCALAR_FAMILIES or entry.op in _SCALAR_OPS):
+        return True
+    return torch.Tag.pointwise in op.tags
+
+
+def overload(name: str, overload_name: str) -> torch._ops.OpOverload:
+    """The overload object of a qualified name (``"aten::add"``, ``"Tensor"``)."""
+    namespace, packet = name.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload_name or "default")
+
+
+def describe(name: str, overload_name_: str) -> dict[str, Any]:
+    """Answer the extension's question about an overload; called once per overload."""
+    op = overload(name, overload_name_)
+    arguments = op._schema.arguments
+    written = set(written_arguments(op))
+    entry = lowering_of(op)
+    returns = _returns(op)
+    handler = data_dependent.handler_of(op) or composed.handler_of(op)
+    decomposed = False
+    if handler is None and entry is None:
+        decomposed = returns is not None and decomposition_of(op) is not None
+        if not decomposed:
+            handler = fallback.run_on_cpu
+    if returns is None and handler is None:
+        handler = fallback.run_on_cpu
+    family = entry.family if entry else ""
+    static = entry.static if entry else frozenset()
+    policies = [_policy(a) for a in arguments]
+    return {
+        "op": op,
+        "policies": policies,
+        # A decomposition is traced with its numbers, so they are part of the signature.
+        "compiled_in": [decomposed or a.name in static for a in arguments],
+        "writes": [a.name in written for a in arguments],
+        "write_only": is_out_variant(op) or overload_name(op) in OVERWRITING,
+        "returns": returns or [],
+        "random": bool(entry and entry.random) or (decomposed and meta.is_random(op)),
+        "scalar_operands": takes_scalars(op, entry),
+        "host_operands": bool(entry and entry.op in _HOST_OPS),
+        "precision": decomposed or family in _PRECISION_FAMILIES,
+        "wide_numbers": overload_name(op) == "tpu.arange_.default",
+        "handler": handler,
+    }

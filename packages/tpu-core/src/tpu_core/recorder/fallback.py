@@ -1,0 +1,106 @@
+"""The CPU fallback: an op without a lowering runs on the host, counted and said once."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from tpu_core import _C
+from tpu_core.config import config
+from tpu_core.errors import FallbackError, FallbackWarning, UnsupportedOpError
+from tpu_core.metrics import METRICS
+from tpu_core.recorder.variants import overload_name, written_arguments
+
+
+def run_on_cpu(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
+    """Run ``op`` on CPU copies of its arguments.
+
+    Raises:
+        FallbackError: ``TPU_FALLBACK=error``.
+        UnsupportedOpError: The CPU does not have the op either.
+    """
+    name = overload_name(op)
+    policy = config().fallback
+    line = _C.user_line() or None
+    if policy == "error":
+        raise FallbackError(f"{name} has no lowering and TPU_FALLBACK=error.", line=line)
+    started = time.perf_counter()
+    try:
+        result = compute_on_host(op, args, reason="fallback")
+    except NotImplementedError as error:
+        raise UnsupportedOpError(
+            f"{name} has no lowering, no decomposition and no CPU kernel.", line=line
+        ) from error
+    seconds = time.perf_counter() - started
+    if METRICS.fallback(name, line, seconds) and policy == "warn":
+        warning = FallbackWarning(
+            f"{name} has no lowering for device 'tpu' and runs on the CPU "
+            f"({seconds * 1e3:.1f} ms this time, copies included).",
+            line=line,
+        )
+        _warn_at(line, warning)
+    return result
+
+
+def _warn_at(line: str | None, warning: Warning) -> None:
+    """Show a warning at the user's line, of which this thread's stack may know nothing."""
+    place = re.fullmatch(r"(.+):(\d+) in .+", line or "")
+    if place:
+        warnings.warn_explicit(warning, None, place[1], int(place[2]))
+    else:
+        warnings.warn(warning, stacklevel=3)
+
+
+def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: str) -> Any:
+    """Copy tensor arguments to the CPU, call ``op`` there, copy results and mutations back."""
+    schema = op._schema.arguments
+    device = next(
+        (x.device for x in torch.utils._pytree.tree_leaves(args) if _ours(x)),
+        torch.device("tpu", _C.current_device()),
+    )
+
+    def to_host(x: Any) -> Any:
+        if _ours(x):
+            return _C.read_tensor(x, reason).clone()
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        return x
+
+    copies = [tree_map(to_host, a) for a in args]
+    for i, a in enumerate(schema):
+        if "Generator" in str(a.type) and copies[i] is not None:
+            copies[i] = torch.Generator().manual_seed(args[i].initial_seed() & (2**63 - 1))
+    positional = [v for a, v in zip(schema, copies) if not a.kwarg_only]
+    keywords = {a.name: v for a, v in zip(schema, copies) if a.kwarg_only}
+    for a in schema:
+        if "device" == a.name and a.kwarg_only:
+            keywords["device"] = torch.device("cpu")
+    result = op(*positional, **keywords)
+
+    originals: dict[int, torch.Tensor] = {}
+    written = set(written_arguments(op))
+    for a, original, copy in zip(schema, args, copies):
+        if a.name not in written or original is None:
+            continue
+        pairs = zip(original, copy) if isinstance(original, (list, tuple)) else [(original, copy)]
+        for o, c in pairs:
+            if o.shape != c.shape:
+                o.resize_(c.shape)
+            o.copy_(c)
+            originals[id(c)] = o
+
+    def to_device(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return originals[id(x)] if id(x) in originals else x.to(device)
+        return x
+
+    return tree_map(to_device, result)
+
+
+def _ours(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type == "tpu"

@@ -1,0 +1,211 @@
+"""Output shapes, strides and dtypes from PyTorch's meta functions, which also raise PyTorch's
+errors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from tpu_core import _C
+from tpu_core.recorder.complaints import complain, suspicious
+from tpu_core.recorder.variants import overload_name
+
+# Overloads without a meta function whose outputs are those of another overload.
+_LIKE = {
+    "aten.convolution_overrideable.default": torch.ops.aten.convolution.default,
+}
+
+
+def is_random(op: torch._ops.OpOverload) -> bool:
+    """Whether the overload draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+class MetaTensors:
+    """Meta twins of device tensors; tensors that share a storage have twins that do.
+
+    PyTorch's overlap checks compare storages, so ``x[1:].copy_(x[:-1])`` must look the same.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def __call__(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if x.device.type == "cpu" and x.dim() == 0:
+            return x.detach()
+        if x.device.type != "tpu":
+            return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+        storage = x.untyped_storage()
+        twin = self._storages.get(storage._cdata)
+        if twin is None:
+            twin = torch.UntypedStorage(storage.nbytes(), device="meta")
+            self._storages[storage._cdata] = twin
+        empty = torch.empty(0, dtype=x.dtype, device="meta")
+        return empty.set_(twin, x.storage_offset(), x.size(), x.stride())
+
+
+# The kernel that a structured overload has on every backend runs the checks and the geometry of
+# PyTorch's own C++ and hands over to the out= overload. The key of a backend that nobody has
+# reaches
+# it; meta functions written in Python shadow it under the meta key, with other words and fewer
+# checks.
+_ANY_BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
+
+
+@functools.cache
+def _has_structured_kernel(name: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeExplicitAutogradNonFunctional"
+    )
+
+
+def _wrap(argument: torch._C.Argument, value: Any) -> Any:
+    """``value``, or what a number becomes where the schema wants a tensor: ``x + 2``."""
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        return value.to("meta")  # a 0-d operand; the first one's device is taken for all
+    is_number = isinstance(value, (bool, int, float, complex))
+    return _C.wrapped_number(value) if is_number and "Tensor" in str(argument.type) else value
+
+
+def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Run ``op`` on meta tensors.
+
+    Returns:
+        Its result, and the meta arguments (an ``out=`` one is resized by the call).
+
+    Raises:
+        Whatever PyTorch raises for these arguments, in PyTorch's words.
+    """
+    schema = op._schema.arguments
+    with _disable_current_modes(), torch.no_grad():
+        convert = MetaTensors()
+        twins = [tree_map(convert, a) for a in args]
+        call = [
+            torch.device("meta")
+            if a.name == "device"
+            else None
+            if a.name in ("generator", "pin_memory")
+            else t
+            for a, t in zip(schema, twins)
+        ]
+        target = _LIKE.get(overload_name(op), op)
+        positional = [v for a, v in zip(schema, call) if not a.kwarg_only]
+        keywords = {a.name: v for a, v in zip(schema, call) if a.kwarg_only}
+        special = _SPECIAL.get(overload_name(op))
+        try:
+            if special:
+                result = special(*positional)
+            elif _has_structured_kernel(target.name()):
+                result = target.redispatch(
+                    _ANY_BACKEND, *map(_wrap, target._schema.arguments, positional), **keywords
+                )
+            else:
+                result = target(*positional, **keywords)
+        except NotImplementedError:
+            raise
+        except Exception:
+            complain(op, target, args)
+            raise
+        if suspicious(op, args):
+            complain(op, target, args)
+    return result, twins
+
+
+def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
+    mask = rest[-1]
+    bias = grad.new_empty(grad.size(1))
+    return tuple(torch.empty_like(t) if m else None for t, m in zip((x, weight, bias), mask))
+
+
+def _gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, *_: Any) -> Any:
+    return torch.empty_like(hx), hx.new_empty(hx.size(0), hx.size(1) * 5)
+
+
+def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
+    batch, hidden = workspace.size(0), workspace.size(1) // 5
+    gates = [workspace.new_empty(batch, hidden * 3) for _ in range(2)]
+    biases = [workspace.new_empty(hidden * 3) if has_bias else None for _ in range(2)]
+    return gates[0], gates[1], torch.empty_like(grad), *biases
+
+
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
+) -> Any:
+    n = x.size(1) if training else 0
+    dtype = weight.dtype if weight is not None else x.dtype
+    if x.dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    saved = [torch.empty(n, dtype=dtype, device="meta") for _ in range(2)]
+    return torch.empty_like(x), *saved
+
+
+def _batch_norm_statistics(x: Any, *_: Any) -> Any:
+    """A value a channel for mean and (reciprocal) deviation, in the dtype computed in."""
+    return tuple(_per_channel(x) for _ in range(2))
+
+
+def _per_channel(x: Any) -> Any:
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.new_empty(x.size(1), dtype=torch.float32 if half else x.dtype)
+
+
+def _batch_norm_gather(x: Any, mean: Any, *_: Any) -> Any:
+    half = mean.dtype in (torch.float16, torch.bfloat16)
+    dtype = torch.float32 if half else mean.dtype
+    return tuple(mean.new_empty(mean.size(1), dtype=dtype) for _ in range(2))
+
+
+def _batch_norm_backward_reduce(
+    grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, *wanted: bool
+) -> Any:
+    input_g, weight_g, bias_g = wanted
+    dtype = weight.dtype if weight is not None else _per_channel(x).dtype
+    sums = [_per_channel(x) if input_g else None for _ in range(2)]
+    gradients = [x.new_empty(x.size(1), dtype=dtype) if g else None for g in (weight_g, bias_g)]
+    return *sums, *gradients
+
+
+def _qr(x: Any) -> Any:
+    a = torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT
+    return a, x.new_empty(*x.shape[:-2], min(x.shape[-2:]))
+
+
+def _like(index: int) -> Any:
+    """The result has the geometry and dtype of the argument at ``index``."""
+    return lambda *args: torch.empty_like(args[index])
+
+
+_SPECIAL = {
+    "aten.convolution_backward_overrideable.default": _convolution_backward,
+    "aten._thnn_fused_gru_cell.default": _gru_cell,
+    "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
+    "aten.native_batch_norm.default": _batch_norm,
+    "aten.batch_norm_stats.default": _batch_norm_statistics,
+    "aten.batch_norm_update_stats.default": _batch_norm_statistics,
+    "aten.batch_norm_gather_stats_with_counts.default": _batch_norm_gather,
+    "aten.batch_norm_elemt.default": _like(0),
+    "aten.batch_norm_backward_reduce.default": _batch_norm_backward_reduce,
+    "aten.batch_norm_backward_elemt.default": _like(1),
+    "aten.multi_margin_loss_backward.default": _like(1),
+    "aten.multilabel_margin_loss_backward.default": _like(1),
+    "aten.fractional_max_pool3d_backward.default": _like(1),
+    "aten._ctc_loss_backward.default": _like(1),
+    "aten._masked_softmax.default": _like(0),
+    "aten._masked_softmax_backward.default": _like(0),
+    "aten._logcumsumexp.default": _like(0),
+    "aten.glu_jvp.default": _like(0),
+    "aten.glu_backward_jvp.default": _like(0),
+    "aten._sample_dirichlet.default": _like(0),
+    "aten._standard_gamma_grad.default": _like(0),
+    "aten.binomial.default": _like(0),
+    "aten.geqrf.default": _qr,
+    "tpu.arange_.default": lambda self, start, step: self,
+}

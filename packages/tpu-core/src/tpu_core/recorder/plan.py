@@ -1,0 +1,304 @@
+"""Recipes that lower one recorded node: read the operands, call the lowering, write the results."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.fx import GraphModule
+
+from tpu_core.lowering import views
+from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering
+from tpu_core.lowering.precision import precision
+from tpu_core.lowering.random import derive_key
+from tpu_core.lowering.registry import REGISTRY, Lowering
+from tpu_core.lowering.views import Access
+
+
+class Operand:
+    """The place of a device tensor in an argument template."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Number:
+    """The place of a lifted number; ``dtype`` is set where it stands for a 0-d CPU tensor."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: np.dtype[Any] | None = None) -> None:
+        self.dtype = dtype
+
+
+class Blank:
+    """The place of an overwritten tensor, whose old value is not read."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: jax.ShapeDtypeStruct) -> None:
+        self.aval = aval
+
+
+Compute = Callable[[list[Any], dict[str, Any], Any], list[Any]]
+
+
+class NodePlan:
+    """Lowers a node of one signature.
+
+    Args:
+        op: The overload as the user's program called it, for names and messages.
+        template: Flat list of the functional overload's arguments as (name, keyword-only, value),
+            where a value holds `Operand`, `Number` and `Blank` in place of tensors and numbers.
+        reads: How each operand is read.
+        writes: How each written tensor is written, and the dtype it has.
+        compute: Functional computation over (positional, keywords, key).
+        order: For each node output (new tensors, then writes) the index of its flattened result.
+        random: Whether the last four numbers are the seed and offset words.
+        precision: Name of the float32 matmul precision in force when the node was recorded.
+    """
+
+    __slots__ = ("compute", "op", "order", "precision", "random", "reads", "template", "writes")
+
+    def __init__(
+        self,
+        op: str,
+        template: list[tuple[str, bool, Any]],
+        reads: list[Access],
+        writes: list[Access],
+        compute: Compute,
+        order: list[int],
+        random: bool,
+        precision: str,
+    ) -> None:
+        self.op = op
+        self.template = template
+        self.reads = reads
+        self.writes = writes
+        self.compute = compute
+        self.order = order
+        self.random = random
+        self.precision = precision
+
+    def lower(self, operands: Sequence[jax.Array], numbers: Iterator[Any]) -> list[jax.Array]:
+        """The node's outputs, new tensors first, then the new values of written storages.
+
+        Args:
+            operands: Values of the storages read, then of those partly overwritten.
+            numbers: The node's lifted numbers in the order in which the extension found them.
+        """
+        positional, keywords, write_starts = self.arguments(
+            operands, numbers, views.read, cast, jnp.zeros
+        )
+        key = (
+            derive_key(*(cast(next(numbers), np.uint32) for _ in range(4))) if self.random else None
+        )
+        with precision(self.precision):
+            results = self.compute(positional, keywords, key)
+        outputs = [results[i] for i in self.order]
+        fresh = len(outputs) - len(self.writes)
+        written: list[jax.Array] = []
+        bases = iter(operands[len(self.reads) :])
+        for access, value, starts in zip(self.writes, outputs[fresh:], write_starts):
+            value = cast(value, access.dtype)
+            if access.overwrites:
+                written.append(value)
+                continue
+            base = written[access.chained] if access.chained >= 0 else next(bases)
+            written.append(views.write(base, access, value, starts))
+        return outputs[:fresh] + written
+
+    def positional_names(self) -> list[str]:
+        """Names of the positional arguments that `arguments` gives."""
+        return [n for n, keyword, _ in self.template if not keyword and not n.startswith(_HIDDEN)]
+
+    def arguments(
+        self,
+        operands: Sequence[Any],
+        numbers: Iterator[Any],
+        read: Callable[[Any, Access, Sequence[Any]], Any],
+        convert: Callable[[Any, np.dtype[Any]], Any],
+        blank: Callable[[tuple[int, ...], np.dtype[Any]], Any],
+    ) -> tuple[list[Any], dict[str, Any], list[list[Any]]]:
+        """The functional overload's arguments, in whatever kind of value the functions make.
+
+        Args:
+            operands, numbers: As of `lower`.
+            read: A tensor from its storage's value, its geometry and its starts.
+            convert: A number that stands for a 0-d tensor, in that tensor's dtype.
+            blank: A tensor whose old value is not read, from shape and dtype.
+
+        Returns:
+            Positional arguments, keyword arguments, and the starts of each write.
+        """
+        # The walk over the template meets tensors and numbers in the extension's own order.
+        reads = iter(zip(self.reads, operands))
+        write_starts: list[list[Any]] = []
+        writes = iter(self.writes)
+
+        def resolve(value: Any) -> Any:
+            if isinstance(value, _Written):
+                result = resolve(value.read)
+                write_starts.append([next(numbers) for _ in next(writes).starts()])
+                return result
+            if isinstance(value, Operand):
+                access, base = next(reads)
+                return read(base, access, [next(numbers) for _ in access.starts()])
+            if isinstance(value, Number):
+                number = next(numbers)
+                return convert(number, value.dtype) if value.dtype is not None else number
+            if isinstance(value, Blank):
+                return blank(value.aval.shape, value.aval.dtype)
+            if isinstance(value, list):
+                return [resolve(v) for v in value]
+            return value
+
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for name, keyword, value in self.template:
+            resolved = resolve(value)
+            if name.startswith(_HIDDEN):
+                continue
+            if keyword:
+                keywords[name] = resolved
+            else:
+                positional.append(resolved)
+        return positional, keywords, write_starts
+
+
+# Prefix of template entries that are walked for their numbers but passed to no lowering.
+_HIDDEN = "$"
+
+
+class _Written:
+    """The place of a tensor that is written: its read, if any, and then its write."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Any) -> None:
+        self.read = read
+
+
+def written(read: Any) -> _Written:
+    """Mark a template value as written; ``read`` is an `Operand` or a `Blank`."""
+    return _Written(read)
+
+
+def hidden(name: str) -> str:
+    """Template name of an ``out=`` argument: written, but no argument of the functional
+    overload.
+    """
+    return _HIDDEN + name
+
+
+def flatten(results: tuple[Any, ...]) -> list[Any]:
+    """Results with lists flattened, undefined ones kept as None."""
+    flat: list[Any] = []
+    for r in results:
+        flat.extend(r if isinstance(r, (list, tuple)) else [r])
+    return flat
+
+
+def lowering_compute(
+    entry: Lowering, out: tuple[Any, ...], contiguous: tuple[bool, ...]
+) -> Compute:
+    """Compute by a lowering of the registry."""
+
+    def compute(positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
+        return flatten(
+            call_lowering(entry, tuple(positional), keywords, out, key, contiguous=contiguous)
+        )
+
+    return compute
+
+
+def graph_compute(graph: GraphModule, out: tuple[Any, ...]) -> Compute:
+    """Compute by a decomposed graph whose inputs are the flattened tensor arguments."""
+
+    def compute(positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
+        tensors = [
+            x
+            for value in (*positional, *keywords.values())
+            for x in (value if isinstance(value, list) else [value])
+            if isinstance(x, (jax.Array, jnp.ndarray)) and not getattr(x, "weak_type", False)
+        ]
+        results = run_graph(graph, tensors, key)
+        return [
+            None if e is None else cast(jnp.asarray(r), e.dtype)
+            for r, e in zip(flatten(tuple(results)), flatten(out), strict=True)
+        ]
+
+    return compute
+
+
+def run_graph(graph: GraphModule, tensors: Sequence[jax.Array], key: Any = None) -> list[Any]:
+    """Evaluate an FX graph of functional overloads on JAX values.
+
+    Each random overload gets a key of its own, derived from ``key``.
+    """
+    from tpu_core.lowering.random import fold_in
+
+    values: dict[torch.fx.Node, Any] = {}
+    inputs = iter(tensors)
+    draws = 0
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(inputs)
+        elif node.op == "get_attr":
+            from tpu_core.lowering.evaluate import to_jax
+
+            values[node] = to_jax(getattr(graph, node.target))
+        elif node.op == "output":
+            result = torch.fx.node.map_arg(node.args[0], values.__getitem__)
+            return list(result) if isinstance(result, (list, tuple)) else [result]
+        elif node.target is operator.getitem:
+            source, index = node.args
+            values[node] = values[source][index]
+        else:
+            entry = REGISTRY.get(str(node.target))
+            if entry is None:
+                raise LookupError(f"{node.target} has no lowering.")
+            args = torch.fx.node.map_arg(node.args, values.__getitem__)
+            kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+            names = [a.name for a in node.target._schema.arguments]
+            args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
+            kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+            meta = node.meta["val"]
+            out = tuple(
+                _avals(m)
+                for m in (
+                    meta
+                    if isinstance(meta, (tuple, list)) and len(node.target._schema.returns) > 1
+                    else (meta,)
+                )
+            )
+            own_key = None
+            if entry.random:
+                own_key = fold_in(key, draws)
+                draws += 1
+            result = call_lowering(entry, args, kwargs, out, own_key)
+            values[node] = result if len(node.target._schema.returns) > 1 else result[0]
+    raise ValueError("The graph has no output.")
+
+
+def _thaw(value: Any) -> Any:
+    """FX keeps lists in its own immutable class."""
+    return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _avals(meta: Any) -> Any:
+    from tpu_core.lowering.dtypes import to_numpy_dtype
+
+    if isinstance(meta, (list, tuple)):
+        return [_avals(m) for m in meta]
+    if isinstance(meta, torch.Tensor):
+        return jax.ShapeDtypeStruct(tuple(meta.shape), to_numpy_dtype(meta.dtype))
+    return None

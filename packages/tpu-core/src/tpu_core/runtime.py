@@ -1,0 +1,252 @@
+"""Starts the device on first use, and answers the extension's questions about it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpu_core import _C, modes, platforms
+from tpu_core.config import config
+from tpu_core.errors import ForkedProcessError
+
+_lock = threading.RLock()
+_state: Runtime | None = None
+_owner = 0
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The running device.
+
+    Attributes:
+        client: The PJRT client.
+        builder: Makes programs for segments.
+        store: The disk cache, or None.
+    """
+
+    client: Any
+    builder: Any
+    store: Any
+
+
+def device_count() -> int:
+    """Number of devices, without starting anything."""
+    return platforms.device_count()
+
+
+def is_initialized() -> bool:
+    """Whether the device was used in this process."""
+    return _state is not None and _owner == os.getpid()
+
+
+def initialize() -> Runtime:
+    """Start the runtime; called by the extension on the device's first use.
+
+    Raises:
+        ForkedProcessError: This process was forked from one that had used the device.
+        TpuNotAvailableError: The platform cannot be started.
+    """
+    global _state, _owner
+    if _state is not None:
+        if _owner != os.getpid():
+            raise ForkedProcessError(
+                "This process was forked from one that had already used device 'tpu'."
+            )
+        return _state
+    with _lock:
+        if _state is not None:
+            return _state
+        _state = _start()
+        _owner = os.getpid()
+    return _state
+
+
+def _start() -> Runtime:
+    platforms.resolve()  # raises where there is no device, before anything slow is imported
+
+    from tpu_core import logs, lowering
+    from tpu_core.cache.store import ExecutableStore
+    from tpu_core.compiler import programs
+    from tpu_core.metrics import METRICS
+    from tpu_core.pjrt import client as pjrt
+    from tpu_core.recorder import describe, miss, variants
+
+    logs.configure()
+    client = pjrt.start()
+    _keep_workers_quiet()
+    lowering.load()
+    settings = config()
+    store = (
+        ExecutableStore(settings.cache_dir, settings.cache_size) if settings.cache == "on" else None
+    )
+    builder = programs.ProgramBuilder(client, store)
+    runtime = Runtime(client, builder, store)
+    devices = client.devices
+
+    _C.set_callbacks(
+        {
+            "describe": describe.describe,
+            "miss": miss.miss,
+            "compile": builder.build,
+            "check_memory": programs.check_memory,
+            "segment_failed": programs.segment_failed,
+            "inspect": _inspect,
+            "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
+            "device_put": lambda tensor, device: pjrt.put_tensor(tensor, devices[device]),
+            "move": lambda array, device: pjrt.move(array, devices[device]),
+            "to_host": _to_host,
+            "memory_info": memory_info,
+            "event_record": Marker.record,
+            "event_query": Marker.query,
+            "event_synchronize": Marker.synchronize,
+            "event_elapsed": Marker.elapsed,
+            "synchronize": synchronize,
+            "query": query,
+        }
+    )
+    _C.register_overloads(variants.recorded_overloads())
+    _C.set_internal_prefixes(
+        tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
+    )
+    _C.set_default_mode(modes.current().native())
+    METRICS.set_source(_C.counters)
+    return runtime
+
+
+def _keep_workers_quiet() -> None:
+    """Silence jax's warning where `multiprocessing` forks, as a `DataLoader` does for each worker.
+
+    Such a worker has no use for the device; one that uses it gets a `ForkedProcessError`.
+    """
+    warnings.filterwarnings(
+        "ignore", r"os\.fork\(\) was called", RuntimeWarning, r"multiprocessing\.popen_fork"
+    )
+
+
+def runtime() -> Runtime:
+    """The running device, started if need be."""
+    return initialize()
+
+
+def _inspect(
+    exported: dict[str, Any],
+    inputs: list[Any],
+    outputs: list[Any],
+    inspect: modes.Inspect | None,
+) -> None:
+    for a in outputs:
+        a.block_until_ready()
+    if inspect is not None:
+        from tpu_core.compiler.segment import Segment
+
+        inspect(Segment.from_export(exported), inputs, outputs)
+
+
+def _to_host(array: Any, reason: str) -> torch.Tensor:
+    from tpu_core.metrics import METRICS
+    from tpu_core.pjrt import client as pjrt
+    from tpu_core.xla_status import map_xla_error
+
+    METRICS.host_sync(_C.user_line() or None, reason)
+    try:
+        host = pjrt.fetch(array)
+    except Exception as error:
+        raise map_xla_error(error, stage="run") from error
+    METRICS.d2h(host.nbytes)
+    return host
+
+
+def synchronize(device: int) -> None:
+    """Wait until everything recorded for ``device`` has run; its errors are raised here."""
+    _C.flush_all(device, "synchronize")
+    last = _C.newest_array(device)
+    if last is None:
+        return
+    from tpu_core.xla_status import map_xla_error
+
+    try:
+        if not last.is_deleted():
+            last.block_until_ready()
+    except Exception as error:
+        raise map_xla_error(error, stage="run") from error
+
+
+def query(device: int) -> bool:
+    """Whether the device is idle. Recorded ops are sent off first."""
+    _C.flush_all(device, "stream query")
+    last = _C.newest_array(device)
+    return last is None or last.is_deleted() or bool(last.is_ready())
+
+
+def memory_info(device: int) -> tuple[int, int]:
+    """(free, total) bytes of a device; on the CPU platform the limit, or the machine's memory."""
+    used = _C.allocated_bytes(device)
+    limit = config().memory_limit
+    if limit is None and is_initialized():
+        stats = runtime().client.devices[device].memory_stats()
+        if stats and "bytes_limit" in stats:
+            limit, used = stats["bytes_limit"], stats.get("bytes_in_use", used)
+    total = limit if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(total - used, 0), total
+
+
+@dataclass(slots=True)
+class Marker:
+    """A recorded event: everything sent to the device before it."""
+
+    device: int
+    array: Any
+    timed: bool
+    done: threading.Event | None = None
+    time: float = 0.0
+
+    @staticmethod
+    def record(device: int, timed: bool) -> Marker:
+        """Mark the end of what was recorded so far."""
+        _C.flush_all(device, "event")
+        marker = Marker(device, _C.newest_array(device), timed)
+        if timed:
+            marker.done = threading.Event()
+            if marker.query():
+                marker._finish()
+            else:
+                # Not a daemon: at the interpreter's exit it would be inside XLA.
+                threading.Thread(target=marker._wait).start()
+        return marker
+
+    def _finish(self) -> None:
+        self.time = time.perf_counter()
+        if self.done:
+            self.done.set()
+
+    def _wait(self) -> None:
+        self._block()
+        self._finish()
+
+    def _block(self) -> None:
+        if self.array is not None and not self.array.is_deleted():
+            self.array.block_until_ready()
+
+    def query(self) -> bool:
+        """Whether the device has passed the marker."""
+        return self.array is None or self.array.is_deleted() or bool(self.array.is_ready())
+
+    def synchronize(self) -> None:
+        """Wait for the device to pass the marker."""
+        self._block()
+        if self.done:
+            self.done.wait()
+
+    def elapsed(self, end: Marker) -> float:
+        """Milliseconds between two timed markers."""
+        if self.done is None or end.done is None:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        self.synchronize()
+        end.synchronize()
+        return (end.time - self.time) * 1e3

@@ -1,0 +1,32 @@
+"""A fresh interpreter: for what must hold before first use, at exit, or with other settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def run(
+    code: str, *options: str, timeout: float = 100, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a new interpreter; the result has returncode, stdout and stderr.
+
+    Raises:
+        subprocess.TimeoutExpired: It hangs.
+    """
+    return subprocess.run(
+        [sys.executable, *options, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def clean(code: str, *options: str, timeout: float = 100, **environment: str) -> str:
+    """What ``code`` prints; it must end well and write nothing to stderr."""
+    result = run(code, *options, timeout=timeout, **environment)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
+    return result.stdout

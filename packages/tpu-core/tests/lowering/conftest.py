@@ -1,0 +1,24 @@
+"""Which sweeps run by default.
+
+``test_opinfo.py`` runs every op on the device. The sweeps here go through more dtypes, samples and
+gradients, and take a quarter of an hour: by default those of the families that models train with,
+all of them in ``nox -s slow``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+DEFAULT = frozenset(
+    f"test_{family}"
+    for family in (
+        "activation attention convolution dtypes embedding indexing matmul normalization optimizer "
+        "random reduction rnn softmax"
+    ).split()
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "lowering" and item.path.stem not in DEFAULT:
+            item.add_marker(pytest.mark.slow)

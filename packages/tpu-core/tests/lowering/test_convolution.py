@@ -1,0 +1,107 @@
+"""Convolutions and their gradients against the CPU."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lowering.harness import CompareLowerings, check_opinfo
+from tpu_core.lowering import convolution  # noqa: F401
+from tpu_core.lowering.evaluate import to_jax, to_torch
+from tpu_core.lowering.registry import REGISTRY
+
+TOLERANCE = {
+    # Sums of up to ten thousand products in another order than the CPU's.
+    torch.float32: (1e-4, 1e-4),
+    torch.complex64: (1e-4, 1e-4),
+    # The CPU sums a grouped transposed convolution in bfloat16.
+    torch.bfloat16: (5e-2, 2e-1),
+}
+NAMES = [f"nn.functional.{name}{d}d" for name in ("conv", "conv_transpose") for d in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opinfo(name: str) -> None:
+    torch.manual_seed(0)
+    mode = check_opinfo(
+        name, (torch.float32, torch.bfloat16, torch.int64), 2, tolerance=TOLERANCE, check_width=True
+    )
+    assert not mode.failures, mode.failures
+    assert mode.seen >= {"aten.convolution.default", "aten.convolution_backward.default"}
+
+
+CASES = {
+    "stride leaves a rest": ((2, 3, 10, 11), (4, 3, 3, 3), {"stride": (2, 3)}),
+    "dilation": ((2, 3, 10, 11), (4, 3, 3, 2), {"dilation": (2, 1), "padding": (2, 1)}),
+    "groups": ((2, 4, 6, 6), (6, 2, 3, 3), {"groups": 2, "padding": 1}),
+    "depthwise": ((2, 4, 7, 7), (8, 1, 3, 3), {"groups": 4, "stride": 2, "padding": 1}),
+    "wide padding": ((1, 2, 4, 4), (3, 2, 1, 1), {"padding": 2}),
+    "no batch items": ((0, 2, 4, 4), (3, 2, 3, 3), {}),
+    "one dim": ((2, 3, 9), (4, 3, 4), {"stride": 2, "padding": 1}),
+    "three dims": ((1, 2, 5, 6, 7), (3, 2, 2, 3, 2), {"stride": (1, 2, 2)}),
+}
+TRANSPOSED = {
+    "plain": ((2, 3, 5, 5), (3, 4, 3, 3), {}),
+    "output padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"stride": 2, "output_padding": 1}),
+    "more output padding": ((1, 2, 4, 4), (2, 1, 3, 3), {"dilation": 3, "output_padding": 2}),
+    "groups": ((2, 4, 5, 5), (4, 3, 3, 2), {"groups": 2, "stride": (2, 1)}),
+    "crop": ((1, 2, 4, 4), (2, 2, 2, 2), {"padding": 2, "stride": 2}),
+    "one dim": ((2, 3, 5), (3, 4, 4), {"stride": 2, "padding": 1}),
+}
+
+
+def _check(function, shape, weight, bias, options) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    w = torch.randn(weight, requires_grad=True)
+    b = torch.randn(bias, requires_grad=True)
+    mode = CompareLowerings(check_width=True, tolerance={torch.float32: (1e-5, 1e-5)})
+    with mode:
+        y = function(x, w, b, **options)
+        y.backward(torch.randn_like(y))
+    assert not mode.failures, mode.failures
+    assert "aten.convolution_backward.default" in mode.seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_convolution(case: str) -> None:
+    shape, weight, options = CASES[case]
+    _check(getattr(F, f"conv{len(shape) - 2}d"), shape, weight, weight[0], options)
+
+
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_convolution(case: str) -> None:
+    shape, weight, options = TRANSPOSED[case]
+    channels = weight[1] * options.get("groups", 1)
+    _check(getattr(F, f"conv_transpose{len(shape) - 2}d"), shape, weight, channels, options)
+
+
+def test_only_the_gradients_asked_for() -> None:
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3, requires_grad=True)
+    mode = CompareLowerings()
+    with mode:
+        F.conv2d(x, w).sum().backward()
+    assert not mode.failures, mode.failures
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_overrideable_twins(transposed: bool) -> None:
+    """PrivateUse1 is sent to the ``overrideable`` overloads, which share the functions."""
+    assert (
+        REGISTRY.get("aten.convolution.default").fn
+        is REGISTRY.get("aten.convolution_overrideable.default").fn
+    )
+    args = ([2, 1], [1, 0], [1, 2], transposed, [0, 0], 1)
+    x = torch.randn(2, 3, 8, 8)
+    w = torch.randn((3, 4, 3, 3) if transposed else (4, 3, 3, 3))
+    y = torch.ops.aten.convolution(x, w, None, *args)
+    grad = torch.randn_like(y)
+    mask = [True, True, True]
+    expected = torch.ops.aten.convolution_backward(grad, x, w, [4], *args, mask)
+    with jax.enable_x64(True):
+        fn = REGISTRY.get("aten.convolution_backward_overrideable.default").fn
+        got = fn(to_jax(grad), to_jax(x), to_jax(w), *args, mask)
+    for g, e in zip(got, expected):
+        torch.testing.assert_close(to_torch(g), e, rtol=1e-5, atol=1e-4)

@@ -1,0 +1,164 @@
+"""Matrix products against the CPU, and the precision they are computed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import lax
+
+from lowering.harness import CompareLowerings, check_opinfo
+from tpu_core.lowering import matmul
+from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
+from tpu_core.lowering.precision import matmul_precision, precision, precision_name
+from tpu_core.lowering.registry import REGISTRY
+
+F32, BF16, I64, C64 = torch.float32, torch.bfloat16, torch.int64, torch.complex64
+TOLERANCE = {
+    # A cancelling complex sum in another order than BLAS's.
+    C64: (1e-5, 1e-4),
+}
+OPINFO = {
+    "mm": {"aten.mm.default"},
+    "bmm": {"aten.bmm.default"},
+    "addmm": {"aten.addmm.default", "aten.mm.default"},
+    "baddbmm": {"aten.baddbmm.default", "aten.bmm.default"},
+    "addmv": {"aten.addmv.default", "aten.mv.default"},
+    "mv": {"aten.mv.default"},
+    "dot": {"aten.dot.default"},
+    "vdot": {"aten.vdot.default"},
+    "nn.functional.linear": {"aten.addmm.default"},
+}
+
+
+@pytest.mark.parametrize("name", OPINFO)
+def test_opinfo(name: str) -> None:
+    torch.manual_seed(0)
+    mode = check_opinfo(
+        name, (F32, BF16, I64, C64), samples=2, tolerance=TOLERANCE, check_width=True
+    )
+    assert not mode.failures, mode.failures
+    assert OPINFO[name] <= mode.seen
+
+
+@pytest.mark.parametrize("name", ["addbmm", "addr"])
+def test_opinfo_of_ops_that_the_cpu_rounds_between_steps(name: str) -> None:
+    """bfloat16 is left to the test below: the CPU rounds every partial sum to it."""
+    torch.manual_seed(0)
+    mode = check_opinfo(name, (F32, I64, torch.bool, torch.float64), samples=3, tolerance=TOLERANCE)
+    assert not mode.failures, mode.failures
+    assert f"aten.{name}.default" in mode.seen
+
+
+def _call(op: str, args: Any, shape: tuple[int, ...], dtype: torch.dtype, **kwargs: Any) -> Any:
+    out = (jax.ShapeDtypeStruct(shape, to_numpy_dtype(dtype)),)
+    with jax.enable_x64(True):
+        args = tuple(to_jax(a) if isinstance(a, torch.Tensor) else a for a in args)
+        return to_torch(call_lowering(REGISTRY.get(op), args, kwargs, out)[0])
+
+
+def test_bfloat16_rounds_once() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(6, 5, 7, dtype=BF16), torch.randn(6, 7, 4, dtype=BF16)
+    x = torch.randn(5, 4, dtype=BF16)
+    expected = torch.addbmm(x.double(), a.double(), b.double(), beta=0.5, alpha=2)
+    actual = _call("aten.addbmm.default", (x, a, b), (5, 4), BF16, beta=0.5, alpha=2)
+    torch.testing.assert_close(actual, expected.to(BF16), rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("op", ["addmm", "addmv", "addr", "baddbmm"])
+def test_zero_beta_ignores_nan(op: str) -> None:
+    nan = torch.full((3,) * {"baddbmm": 3, "addmv": 1}.get(op, 2), torch.nan)
+    a, b = torch.ones(3, 3), torch.ones(3, 3)
+    operands = {
+        "addmm": (a, b), "addmv": (a, a[0]), "addr": (a[0], b[0]),
+        "baddbmm": (a.expand(3, 3, 3), b.expand(3, 3, 3)),
+    }[op]  # fmt: skip
+    mode = CompareLowerings()
+    with mode:
+        assert not getattr(torch, op)(nan, *operands, beta=0).isnan().any()
+    assert not mode.failures, mode.failures
+
+
+def test_empty_operands() -> None:
+    mode = CompareLowerings()
+    with mode:
+        torch.mm(torch.ones(2, 0), torch.ones(0, 3))
+        torch.addmm(torch.ones(3), torch.ones(2, 0), torch.ones(0, 3), beta=2.0)
+        torch.bmm(torch.ones(0, 2, 3), torch.ones(0, 3, 4))
+        torch.dot(torch.ones(0), torch.ones(0))
+        torch._int_mm(torch.ones(32, 8, dtype=torch.int8), torch.ones(8, 8, dtype=torch.int8))
+    assert not mode.failures, mode.failures
+    assert "aten._int_mm.default" in mode.seen
+
+
+def test_linear_backward() -> None:
+    x, grad, weight = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(5, 4)
+    out = [(2, 3, 4), (5, 4), (5,)]
+    expected = (grad @ weight, grad.flatten(0, 1).mT @ x.flatten(0, 1), grad.sum((0, 1)))
+    with jax.enable_x64(True):
+        results = matmul.linear_backward(
+            to_jax(x), to_jax(grad), to_jax(weight), [True, True, True]
+        )
+    for got, want, shape in zip(results, expected, out):
+        assert got.shape == shape
+        torch.testing.assert_close(to_torch(got), want)
+
+
+def test_scaled_mm() -> None:
+    a = torch.randn(16, 32).to(torch.float8_e4m3fn)
+    b = torch.randn(16, 32).to(torch.float8_e4m3fn).t()
+    for sa, sb in (
+        (torch.tensor(0.5), torch.tensor(2.0)),
+        (torch.rand(16, 1) + 0.5, torch.rand(1, 16) + 0.5),
+    ):
+        expected = ((a.double() * sa) @ (b.double() * sb)).to(BF16)
+        args = (a, b.contiguous(), sa, sb, None, None, BF16, False)
+        actual = _call("aten._scaled_mm.default", args, (16, 16), BF16)
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (2, 2), (3, 3)])
+def test_grouped_mm(ranks: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    groups, m, k, n = 3, 8, 16, 12
+    offs = torch.tensor([2, 5, 8], dtype=torch.int32)
+    bounds = [(0, 2), (2, 5), (5, 8)]
+    a = torch.randn(m, k) if ranks[0] == 2 else torch.randn(groups, m, k)
+    b = torch.randn(k, n) if ranks[1] == 2 else torch.randn(groups, k, n)
+    if ranks == (2, 3):
+        expected = torch.cat([a[i:j] @ b[g] for g, (i, j) in enumerate(bounds)])
+    elif ranks == (3, 2):
+        b = b[:, :8]
+        expected = torch.cat([a[g] @ b[:, i:j] for g, (i, j) in enumerate(bounds)], 1)
+    elif ranks == (2, 2):
+        a, b = a[:, :8], b[:8]
+        expected = torch.stack([a[:, i:j] @ b[i:j] for i, j in bounds])
+    else:
+        offs, expected = None, a @ b
+    actual = _call("aten._grouped_mm.default", (a, b, offs), tuple(expected.shape), F32)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_precision_follows_torch_and_the_override() -> None:
+    assert precision_name() == torch.get_float32_matmul_precision() == "highest"
+    with precision("medium"):
+        assert matmul_precision() == lax.Precision.DEFAULT
+        with precision("high"):
+            assert matmul_precision() == lax.Precision.HIGH
+    assert matmul_precision() == lax.Precision.HIGHEST
+    with pytest.raises(ValueError, match="'fast'"), precision("fast"):
+        pass
+
+
+def test_operands_are_contracted_where_they_lie() -> None:
+    """No transpose and no broadcast around the product, and float32 sums of bfloat16."""
+    a = jax.ShapeDtypeStruct((4, 8), np.dtype(jax.numpy.bfloat16))
+    b = jax.ShapeDtypeStruct((8, 5), np.dtype(jax.numpy.bfloat16))
+    jaxpr = jax.make_jaxpr(matmul.mm)(a, b)
+    assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general"]
+    assert jaxpr.out_avals[0].dtype == np.float32

@@ -1,0 +1,111 @@
+"""Elementary functions against the CPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tpu_core import lowering
+
+from .harness import CompareLowerings, check_opinfo
+
+lowering.load()
+
+UNARY = """abs acos acosh angle asin asinh atan atanh ceil conj_physical cos cosh deg2rad exp exp2
+expm1 floor frac frexp log log10 log1p log2 logit nan_to_num neg rad2deg reciprocal round rsqrt sgn
+sigmoid sign sin sinc sinh sqrt tan tanh trunc""".split()
+BINARY = """atan2 copysign fmax fmin gcd heaviside hypot lcm ldexp logaddexp logaddexp2 maximum
+minimum nextafter xlogy""".split()
+OVERLOADS = {
+    "conj_physical": "_conj_physical.default",
+    "copysign": "copysign.Tensor",
+    "frexp": "frexp.Tensor",
+    "ldexp": "ldexp.Tensor",
+    "xlogy": "xlogy.Tensor",
+}
+OTHERS = (torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+# The CPU evaluates these in bfloat16 step by step, the lowering in float32.
+STEPWISE = {torch.bfloat16: (5e-2, 1e-2)}
+
+
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_opinfo(name: str) -> None:
+    mode = check_opinfo(name, samples=2, check_width=True)
+    assert not mode.failures
+    options = {"tolerance": STEPWISE if name == "logit" else {}, "check_width": True}
+    other = check_opinfo(name, dtypes=OTHERS, samples=1, grad=False, **options)
+    assert not other.failures
+    assert f"aten.{OVERLOADS.get(name, f'{name}.default')}" in mode.seen | other.seen
+
+
+SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 3.0, 100.0, 1e30]
+
+
+def compare(fn, *args) -> None:
+    mode = CompareLowerings(check_width=True)
+    with mode:
+        fn(*args)
+    assert not mode.failures
+    assert mode.seen
+
+
+@pytest.mark.parametrize("name", [n for n in UNARY if n != "conj_physical"])
+def test_special_values(name: str) -> None:
+    compare(getattr(torch, name), torch.tensor(SPECIAL))
+
+
+@pytest.mark.parametrize("name", [n for n in BINARY if n not in ("gcd", "lcm")])
+def test_pairs_of_special_values(name: str) -> None:
+    pairs = torch.tensor(list(itertools.product(SPECIAL, SPECIAL)))
+    compare(getattr(torch, name), pairs[:, 0].clone(), pairs[:, 1].clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
+    """Whole numbers come out whole: code takes floor(log2(n))."""
+    exponents = torch.arange(-20, 60, dtype=dtype)
+    tens = 10.0 ** torch.arange(0, 11, dtype=dtype)  # exact in float32
+    exact = {dtype: (0.0, 0.0)}
+    with (mode := CompareLowerings(tolerance=exact)):
+        torch.exp2(exponents)
+        torch.ldexp(torch.tensor(3.0, dtype=dtype), exponents)
+        torch.log2(2.0**exponents)
+        torch.log10(tens)
+    assert not mode.failures
+
+
+def test_integers_of_every_width() -> None:
+    for dtype in (torch.uint8, torch.int8, torch.int16):
+        x = torch.tensor([0, 1, 100, 127], dtype=dtype)
+        compare(lambda x: (abs(x), -x, x.sign(), x.sqrt(), x.exp(), x.floor(), x.round()), x)
+    x = torch.tensor([-(2**63), -1, 2**62 + 1])
+    compare(lambda x: (x.sign(), x.maximum(x + 1), x.neg()), x)
+
+
+def test_nan_to_num_arguments() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.tensor(SPECIAL[:8]).to(dtype)
+        compare(lambda x: (x.nan_to_num(), x.nan_to_num(1.0, 2.0, -3.0)), x)
+
+
+def test_scalar_overloads() -> None:
+    x = torch.tensor(SPECIAL)
+    compare(torch.ops.aten.xlogy.Scalar_Self, 2.0, x)
+    compare(torch.ops.aten.xlogy.Scalar_Other, x, 2.0)
+    compare(torch.ops.aten.copysign.Scalar, x, -0.0)
+    compare(lambda: x.round(decimals=2))
+    compare(lambda: (x * 17).round(decimals=-1))
+
+
+def test_complex_and_polar() -> None:
+    a, b = torch.randn(3, 1), torch.randn(4)
+    compare(lambda: (torch.complex(a, b), torch.polar(a.abs(), b)))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
+def test_empty_and_zero_dim(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape)
+    compare(lambda: (x.exp(), x.abs(), x.sqrt(), torch.atan2(x, x), torch.hypot(x, x), x.round()))

@@ -1,0 +1,182 @@
+"""Counters, snapshots and their difference, events, and the report."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+
+import pytest
+
+from tpu_core.metrics import COUNTERS, METRICS, CompileEvent, Metrics
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+EVENT = CompileEvent(0.5, "mm: (8, 128) -> (8, 131)", ops=57, line="train.py:31", key="abc")
+
+
+def test_a_new_snapshot_is_zero_and_has_every_documented_key(metrics):
+    assert metrics.snapshot() == dict.fromkeys(COUNTERS, 0)
+    assert all(text.endswith(".") for text in COUNTERS.values())
+
+
+def test_everything_is_counted(metrics):
+    metrics.compiled(EVENT)
+    metrics.compiled(CompileEvent(0.01, "start", source="disk", ops=3))
+    metrics.cache_miss()
+    assert metrics.fallback("aten.sort.default", "a.py:1", 0.25) is True
+    assert metrics.fallback("aten.sort.default", "a.py:2", 0.25) is False
+    metrics.host_sync("a.py:3", "item")
+    metrics.host_sync("a.py:3", "item")
+    metrics.host_sync(None, "print")
+    metrics.d2h(7)
+    metrics.debug_check()
+    assert metrics.snapshot() == {
+        "compiles": 1,
+        "compile_seconds": 0.5,
+        "cache_hits_memory": 0,
+        "cache_hits_disk": 1,
+        "disk_load_seconds": 0.01,
+        "cache_misses": 1,
+        "executions": 0,
+        "segments": 0,
+        "ops": 0,
+        "signatures": 0,
+        "fallbacks": 2,
+        "fallback_seconds": 0.5,
+        "host_syncs": 3,
+        "h2d_count": 0,
+        "h2d_bytes": 0,
+        "d2h_count": 1,
+        "d2h_bytes": 7,
+        "debug_checks": 1,
+        "fallback.aten.sort.default": 2,
+        "host_sync.item": 2,
+        "host_sync.print": 1,
+    }
+    assert metrics.fallbacks()["aten.sort.default"].line == "a.py:1"
+    assert metrics.host_syncs() == {("item", "a.py:3"): 2, ("print", None): 1}
+    assert [e.source for e in metrics.compile_events()] == ["compiled", "disk"]
+
+
+def test_delta_and_reset(metrics):
+    metrics.host_sync("a.py:1", "item")
+    before = metrics.snapshot()
+    metrics.host_sync("a.py:2", "tolist")
+    metrics.compiled(EVENT)
+    delta = metrics.delta(before)
+    assert delta["host_syncs"] == 1
+    assert delta["host_sync.item"] == 0
+    assert delta["host_sync.tolist"] == 1
+    assert delta["compiles"] == 1
+    metrics.reset()
+    assert metrics.snapshot() == dict.fromkeys(COUNTERS, 0)
+    assert metrics.compile_events() == []
+
+
+def test_counts_of_the_recorder_are_read_from_it(metrics):
+    total = {"ops": 40, "executions": 2}
+    metrics.set_source(lambda: dict(total))
+    assert metrics.snapshot() == dict.fromkeys(COUNTERS, 0)
+    total.update(ops=45, executions=3)
+    before = metrics.snapshot()
+    assert (before["ops"], before["executions"]) == (5, 1)
+    total.update(ops=47)
+    assert (metrics.delta(before)["ops"], metrics.delta(before)["executions"]) == (2, 0)
+    metrics.reset()
+    assert metrics.snapshot() == dict.fromkeys(COUNTERS, 0)
+
+
+def test_no_count_is_lost_between_threads(metrics):
+    def work():
+        for _ in range(2000):
+            metrics.d2h(1)
+            metrics.host_sync("a.py:1", "item")
+            metrics.fallback("aten.sort.default", None, 0.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    count = metrics.snapshot()
+    assert count["d2h_bytes"] == count["host_syncs"] == count["fallbacks"] == 8000
+    assert count["host_sync.item"] == count["fallback.aten.sort.default"] == 8000
+
+
+def test_one_log_line_a_compile(metrics, caplog):
+    with caplog.at_level(logging.INFO, logger="tpu_core"):
+        metrics.compiled(EVENT)
+        metrics.compiled(CompileEvent(0.01, "start", source="disk", ops=3))
+    assert [r.getMessage() for r in caplog.records] == [
+        "compiled 57 ops in 0.500 s at train.py:31: mm: (8, 128) -> (8, 131)",
+        "loaded from disk 3 ops in 0.010 s: start",
+    ]
+    assert {r.levelname for r in caplog.records} == {"INFO"}
+
+
+def test_the_log_level_of_the_configuration(monkeypatch, capsys):
+    from tpu_core import logs
+    from tpu_core.config import override
+
+    logger = logging.getLogger("tpu_core")
+    # As in a program that has set up no logging: pytest's own handlers sit on the root.
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(logs, "_handler", None)
+    logs.configure()
+    assert logger.handlers == []
+    with override(log_level="info"):
+        logs.configure()
+        logs.configure()
+    assert logger.level == logging.INFO
+    assert len(logger.handlers) == 1
+    Metrics().compiled(EVENT)
+    assert capsys.readouterr().err.startswith("tpu_core: compiled 57 ops in 0.500 s")
+
+
+def test_the_report_as_text_and_as_rich_tables(metrics):
+    metrics.compiled(EVENT)
+    metrics.compiled(CompileEvent(0.02, "sum: [4] is new", source="disk", ops=2))
+    metrics.fallback("aten.sort.default", "a.py:1", 0.25)
+    metrics.host_sync("a.py:3", "item")
+    metrics.d2h(2048)
+    text = str(metrics.report())
+    assert repr(metrics.report()) == text
+    for part in (
+        "compiles              1 in 0.50 s",
+        "fallbacks to the CPU  1 in 0.25 s",
+        "device to host        1, 2.00 KiB",
+        "mm: (8, 128) -> (8, 131)",
+        "train.py:31",
+        "sum: [4] is new",
+        "aten.sort.default",
+        "a.py:3",
+    ):
+        assert part in text
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(metrics.report())
+    shown = console.export_text()
+    assert "sum: [4] is new" in shown  # not taken for markup
+    assert "aten.sort.default" in shown
+
+
+def test_the_report_is_bounded_and_leaves_out_empty_tables(metrics):
+    assert "Compiles" not in str(metrics.report())
+    for i in range(50):
+        metrics.compiled(CompileEvent(0.1, f"reason {i}"))
+    text = str(metrics.report())
+    assert "Compiles (latest 20 of 50)" in text
+    assert "reason 49" in text
+    assert "reason 29" not in text
+
+
+def test_the_process_wide_metrics():
+    assert isinstance(METRICS, Metrics)

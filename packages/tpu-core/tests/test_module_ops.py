@@ -1,0 +1,183 @@
+"""Ops that ``torch.nn`` calls and that are recorded by a way of their own, on the device.
+
+Some have no meta function, some write arguments that their schema does not mark, some are inference
+fast paths that record the ordinary path.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def no_fallback() -> Any:
+    before = torch.tpu.metrics()["fallbacks"]
+    yield
+    assert torch.tpu.metrics()["fallbacks"] == before
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def agree(fn: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    """Results and gradients of ``fn`` are those of the CPU."""
+    outcomes = []
+    for device in ("cpu", "tpu"):
+        args = [x.detach().clone().to(device).requires_grad_(x.is_floating_point()) for x in inputs]
+        result = fn(*args)
+        (result * torch.arange(1.0, result.numel() + 1).view_as(result).to(device)).sum().backward()
+        outcomes.append([result, *(a.grad for a in args if a.grad is not None)])
+    for expected, actual in zip(*outcomes, strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rms_norm_has_a_gradient() -> None:
+    agree(lambda x, w: F.rms_norm(x, (8,), w, 1e-5), random(4, 8), random(8, seed=1))
+    agree(lambda x: F.rms_norm(x, (4, 8)), random(2, 4, 8))
+
+
+def test_batch_norm_without_running_statistics() -> None:
+    agree(lambda x: F.batch_norm(x, None, None, training=True), random(4, 3, 5))
+
+
+def test_losses_without_meta_function() -> None:
+    labels = torch.tensor([1, 0, 7, 3])
+    agree(lambda x, y: F.multi_margin_loss(x, y), random(4, 8), labels)
+    several = torch.tensor([[1, 2, -1, 0, 0, 0, 0, 0]] * 4)
+    agree(lambda x, y: F.multilabel_margin_loss(x, y), random(4, 8), several)
+    targets = torch.tensor([[1, 2, 3], [2, 1, 4]])
+    agree(
+        lambda x, y: F.ctc_loss(x.log_softmax(2), y, torch.tensor([6, 6]), torch.tensor([3, 2])),
+        random(6, 2, 8),
+        targets,
+    )
+
+
+def test_logcumsumexp() -> None:
+    agree(lambda x: torch.logcumsumexp(x, 1), random(4, 8))
+
+
+def test_masked_softmax() -> None:
+    mask = random(2, 2, 4, 4, seed=1) > 1
+    agree(lambda x, m: torch._masked_softmax(x, m, 3, 2), random(2, 2, 4, 4), mask)
+
+
+def test_ops_of_sync_batch_norm_write_the_running_statistics() -> None:
+    """Two processes' halves of a batch, as `nn.SyncBatchNorm` joins them."""
+    x, grad = random(6, 3, 5), random(6, 3, 5, seed=1)
+    module = nn.BatchNorm1d(3, affine=False)
+    input_cpu = x.clone().requires_grad_()
+    expected = module(input_cpu)
+    expected.backward(grad)
+
+    parts = x.to("tpu").split([4, 2])
+    gradients = grad.to("tpu").split([4, 2])
+    stats = [torch.batch_norm_stats(p, 1e-5) for p in parts]
+    counts = torch.tensor([20.0, 10.0], device="tpu")
+    running_mean, running_var = torch.zeros(3, device="tpu"), torch.ones(3, device="tpu")
+    mean, rstd = torch.batch_norm_gather_stats_with_counts(
+        parts[0],
+        torch.stack([s[0] for s in stats]),
+        torch.stack([s[1] for s in stats]),
+        running_mean,
+        running_var,
+        0.1,
+        1e-5,
+        counts,
+    )
+    torch.testing.assert_close(running_mean.cpu(), module.running_mean)
+    torch.testing.assert_close(running_var.cpu(), module.running_var)
+    results = [torch.batch_norm_elemt(p, None, None, mean, rstd, 1e-5) for p in parts]
+    torch.testing.assert_close(torch.cat(results).cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+    sums = [
+        torch.batch_norm_backward_reduce(g, p, mean, rstd, None, True, False, False)
+        for g, p in zip(gradients, parts)
+    ]
+    total, dot = sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]
+    inputs = [
+        torch.batch_norm_backward_elemt(g, p, mean, rstd, None, total, dot, counts.int())
+        for g, p in zip(gradients, parts)
+    ]
+    torch.testing.assert_close(torch.cat(inputs).cpu(), input_cpu.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_update_stats() -> None:
+    x = random(4, 3, 5)
+    expected = [torch.zeros(3), torch.ones(3)]
+    actual = [t.to("tpu") for t in expected]
+    saved = torch.batch_norm_update_stats(x, *expected, 0.1)
+    saved_on_device = torch.batch_norm_update_stats(x.to("tpu"), *actual, 0.1)
+    for a, e in zip([*saved_on_device, *actual], [*saved, *expected]):
+        torch.testing.assert_close(a.cpu(), e)
+
+
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
+PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
+MASKS = {"none": (None, None), "causal": (CAUSAL, None), "padding": (None, PADDING)} | {
+    "both": (CAUSAL, PADDING)
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu"}], ids=str)
+def test_encoder_layer_in_evaluation_mode(options: dict[str, Any], masks: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options).eval()
+    on_device = copy.deepcopy(layer).to("tpu")
+    x = random(2, 5, 16)
+    mask, padding = MASKS[masks]
+    with torch.no_grad():
+        expected = layer(x, src_mask=mask, src_key_padding_mask=padding)
+        mask, padding = (m if m is None else m.to("tpu") for m in MASKS[masks])
+        actual = on_device(x.to("tpu"), src_mask=mask, src_key_padding_mask=padding)
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_encoder_in_evaluation_mode_packs_nothing() -> None:
+    """The CPU packs padded sequences into a nested tensor; values at the padding differ."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x = random(2, 5, 16)
+    with torch.inference_mode():
+        expected = model(x, src_key_padding_mask=PADDING)
+        actual = model.to("tpu")(x.to("tpu"), src_key_padding_mask=PADDING.to("tpu"))
+    kept = ~PADDING
+    torch.testing.assert_close(actual.cpu()[kept], expected[kept], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("weights", [True, False])
+def test_attention_in_evaluation_mode(weights: bool, average: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = random(2, 5, 16)
+
+    def run(device: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        q = x.to(device)
+        return module.to(device)(
+            q,
+            q,
+            q,
+            key_padding_mask=PADDING.to(device),
+            need_weights=weights,
+            average_attn_weights=average,
+        )
+
+    with torch.no_grad():
+        expected, actual = run("cpu"), run("tpu")
+    torch.testing.assert_close(actual[0].cpu(), expected[0], rtol=1e-4, atol=1e-5)
+    if weights:
+        torch.testing.assert_close(actual[1].cpu(), expected[1], rtol=1e-4, atol=1e-5)
+    else:
+        assert actual[1] is None

@@ -1,0 +1,118 @@
+"""The disk cache under a running device: damage, refusal, and processes that compile at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interpreter import clean, run
+
+PROGRAM = """
+import torch
+x = torch.arange(6.0, device="tpu").reshape(2, 3)
+total = (x * 2 + 1).sum().item()
+m = torch.tpu.metrics()
+print(total, m["compiles"] > 0, m["cache_hits_disk"] > 0)
+"""
+COMPILED, LOADED = "36.0 True False\n", "36.0 False True\n"
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??/*.tpux"))
+
+
+def test_a_damaged_entry_is_dropped_and_compiled_again(tmp_path):
+    folder = {"TPU_CACHE_DIR": str(tmp_path / "cache")}
+    assert clean(PROGRAM, **folder) == COMPILED
+    files = entries(tmp_path / "cache")
+    for i, file in enumerate(files):
+        content = file.read_bytes()
+        damaged = content[:-1] + bytes([content[-1] ^ 255]) if i else content[: len(content) // 2]
+        file.write_bytes(damaged)
+    result = run(PROGRAM, **folder)
+    assert (result.returncode, result.stdout) == (0, COMPILED)
+    assert result.stderr.count("CacheWarning: [TPU1013] The cache entry") == 1
+    assert "it was dropped and is compiled again." in result.stderr
+    assert entries(tmp_path / "cache") == files
+    assert clean(PROGRAM, **folder) == LOADED
+
+
+def test_an_entry_of_other_code_is_compiled_again(tmp_path):
+    folder = {"TPU_CACHE_DIR": str(tmp_path / "cache")}
+    out = clean(
+        """
+        import torch
+        from tpu_core.cache import ExecutableStore
+        from tpu_core.config import config
+
+        # Intact, and no executable.
+        get = ExecutableStore.get
+        def garbage(store, key):
+            store.put(key, b"not machine code", {})
+            return get(store, key)
+        ExecutableStore.get = garbage
+        import warnings
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            print((torch.arange(3.0, device="tpu") * 2).sum().item())
+        print("could not be loaded" in str(seen[0].message))
+        """,
+        **folder,
+    )
+    assert out == "6.0\nTrue\n"
+
+
+@pytest.mark.parametrize("what", ["cannot be created", "cannot be written"])
+def test_a_folder_that_cannot_be_used_costs_one_warning(what, tmp_path):
+    folder, prelude = tmp_path / "cache", ""
+    if what == "cannot be created":
+        folder = Path("/proc/none/cache")
+    else:  # as on a full disk, and for root, too
+        prelude = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096,) * 2)"
+    result = run(prelude + PROGRAM, TPU_CACHE_DIR=str(folder))
+    assert (result.returncode, result.stdout) == (0, COMPILED)
+    assert result.stderr.count("CacheWarning") == 1
+    assert what in result.stderr and "kept in memory only" in result.stderr
+
+
+def test_two_processes_compile_the_same_program_at_once(tmp_path):
+    folder = tmp_path / "cache"
+    # Both wait with the device started, so that they compile at the same time.
+    code = f"""
+import pathlib, time, torch
+folder = pathlib.Path({str(tmp_path)!r})
+torch.tpu.init()
+(folder / str(__import__("os").getpid())).touch()
+while sum(f.is_file() for f in folder.iterdir()) < 2:
+    time.sleep(0.001)
+{PROGRAM}
+"""
+    environment = {**os.environ, "TPU_CACHE_DIR": str(folder)}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=100) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert [(out[:4], err) for out, err in outputs] == [("36.0", "")] * 2
+    assert clean(PROGRAM, TPU_CACHE_DIR=str(folder)) == LOADED
+
+
+def test_programs_are_dumped_and_compiles_logged(tmp_path):
+    result = run(PROGRAM, TPU_CACHE="off", TPU_DUMP=str(tmp_path / "dump"), TPU_LOG="info")
+    assert (result.returncode, result.stdout) == (0, COMPILED)
+    dumped = list((tmp_path / "dump").glob("*.stablehlo.mlir"))
+    assert dumped and all("stablehlo." in file.read_text() for file in dumped)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("tpu_core: compiled ")]
+    assert len(lines) == len(dumped)
+    assert "at <string>:" in lines[0]

@@ -1,0 +1,55 @@
+"""A wrong call raises PyTorch's own error, at its own line, in every mode."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+import torch
+
+from mistakes import MISTAKES, complaint
+from tpu_core import modes
+
+
+@pytest.fixture(params=modes.names())
+def mode(request):
+    with torch.tpu.set_eager_mode(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_same_complaint_as_on_the_cpu(name, mode):
+    kind, text = complaint(MISTAKES[name], "cpu")
+    assert kind is not None, "the CPU takes this call"
+    # `"bitwise_and_cpu" not implemented for 'Float'` names the device.
+    assert complaint(MISTAKES[name], "tpu") == (kind, text.replace('_cpu"', '_tpu"'))
+
+
+def test_a_mistake_is_raised_at_its_own_line(mode):
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        x = x @ torch.ones(5, 5, device="tpu")  # the mistake
+        return x + 1
+
+    with pytest.raises(RuntimeError) as caught:
+        forward(torch.ones(2, 3, device="tpu"))
+    own = [f for f in traceback.extract_tb(caught.value.__traceback__) if f.filename == __file__]
+    assert own[-1].line.endswith("# the mistake")
+
+
+def test_what_was_recorded_before_a_mistake_is_kept(mode):
+    x = torch.ones(3, device="tpu") * 2
+    y = x + 1
+    with pytest.raises(RuntimeError):
+        y.add_(torch.ones(4, device="tpu"))
+    with pytest.raises(RuntimeError):
+        y.view(2)
+    assert y.tolist() == [3.0] * 3
+
+
+def test_a_mistake_in_large_tensors_costs_no_memory():
+    x = torch.empty(1 << 16, 1 << 14, device="tpu", dtype=torch.bfloat16)  # 2 GiB, never made
+    with pytest.raises(RuntimeError, match="reduction dim|cannot be multiplied"):
+        x @ x
+    with pytest.raises(RuntimeError, match="must match the size|broadcast"):
+        x + x[:, 1:]

@@ -1,0 +1,148 @@
+"""Forked children, and the interpreter's exit with work under way."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from interpreter import clean, run
+from tpu_core import modes
+
+
+def test_a_forked_child_that_uses_the_device_is_told_so():
+    out = clean("""
+        import multiprocessing, torch
+        from tpu_core.errors import ForkedProcessError
+
+        x = torch.ones(2, device="tpu") + 1
+        pending = x * 2
+        x.cpu()
+
+        def child():
+            assert torch.tpu._is_in_bad_fork() and not torch.tpu.is_initialized()
+            assert torch.tpu.is_available()
+            torch.manual_seed(0)
+            w = torch.nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+            w(torch.ones(2)).sum().backward()
+            optimizer.step()  # the CPU is the child's to use
+            uses = {
+                "factory": lambda: torch.ones(2, device="tpu"),
+                "transfer": lambda: torch.ones(2).to("tpu"),
+                "op": lambda: x + 1,
+                "in place": lambda: x.add_(1),
+                "read": lambda: x.cpu(),
+                "item": lambda: x[0].item(),
+                "pending": lambda: pending.tolist(),
+                "print": lambda: repr(x),
+                "copy": lambda: x.copy_(torch.ones(2)),
+                "synchronize": lambda: torch.tpu.synchronize(),
+            }
+            for name, use in uses.items():
+                try:
+                    use()
+                    print(name, "raised nothing", flush=True)
+                except ForkedProcessError as error:
+                    assert "[TPU1004]" in str(error)
+            print("child", flush=True)
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(60)
+        print(process.exitcode, pending.tolist())
+    """)
+    assert out == "child\n0 [4.0, 4.0]\n"
+
+
+def test_data_loader_workers():
+    out = clean("""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        from tpu_core.errors import ForkedProcessError
+
+        class Data(Dataset):
+            device = "cpu"
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                return torch.full((2,), float(i), device=self.device)
+
+        torch.ones(2, device="tpu").sum().item()
+        for pin in (False, True):  # workers that leave the device alone say nothing
+            batches = DataLoader(Data(), batch_size=2, num_workers=2, pin_memory=pin)
+            print([batch.to("tpu", non_blocking=True).sum().item() for batch in batches])
+        data = Data()
+        data.device = "tpu"
+        try:
+            list(DataLoader(data, num_workers=1))
+        except ForkedProcessError as error:
+            print("spawn" in str(error))
+    """)
+    assert out == "[2.0, 10.0]\n[2.0, 10.0]\nTrue\n"
+
+
+def test_a_plain_fork_keeps_the_warning_of_jax():
+    result = run("""
+        import os, torch
+        torch.ones(2, device="tpu").sum().item()
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+    """)
+    assert result.returncode == 0
+    assert "os.fork() was called" in result.stderr
+
+
+WORK = {
+    "work that is not run": """
+        import threading
+        from tpu_core.config import override
+        from tpu_core.errors import OutOfMemoryError
+
+        with override(memory_limit="1M"):
+            try:
+                failed = torch.ones(1000, 1000, device="tpu") * 2
+                torch.tpu.synchronize()
+            except OutOfMemoryError:
+                pass  # and nobody reads what failed
+        w = torch.ones(64, 64, device="tpu", requires_grad=True)
+        thread = threading.Thread(target=lambda: (w @ w).sum().backward())
+        thread.start()
+        thread.join()
+        y = [w.grad + i for i in range(5)]
+        y.append(y)
+        torch.cycle = y
+    """,
+    "a computation that runs": """
+        x = torch.ones(1500, 1500, device="tpu")
+        event = torch.tpu.Event(enable_timing=True)
+        for _ in range(4):
+            x = x @ x * 1e-3
+        event.record()
+    """,
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_exit(work):
+    code = f"import torch\n{textwrap.dedent(WORK[work])}\nprint('end')"
+    # The mode that keeps work back longest, where it is installed.
+    mode = "fused" if "fused" in modes.names() else "strict"
+    assert clean(code, TPU_EAGER_MODE=mode) == "end\n"
+
+
+def test_exit_in_strict_mode():
+    work = WORK["a computation that runs"]
+    code = f"import torch\n{textwrap.dedent(work)}\nprint('end')"
+    assert clean(code, TPU_EAGER_MODE="strict") == "end\n"
+
+
+def test_exit_by_an_exception_of_the_user():
+    result = run("""
+        import torch
+        x = torch.ones(4, device="tpu") * 2
+        raise ValueError("the user's")
+    """)
+    assert result.returncode == 1
+    assert result.stderr.rstrip().endswith("ValueError: the user's")
