@@ -49,7 +49,9 @@ def test_opinfo(name: str) -> None:
 def test_opinfo_of_ops_that_the_cpu_rounds_between_steps(name: str) -> None:
     """bfloat16 is left to the test below: the CPU rounds every partial sum to it."""
     torch.manual_seed(0)
-    mode = check_opinfo(name, (F32, I64, torch.bool, torch.float64), samples=3, tolerance=TOLERANCE)
+    # 25 products of up to 81 that cancel, in another order than BLAS's.
+    tolerance = {F32: (1e-5, 1e-4)}
+    mode = check_opinfo(name, (F32, I64, torch.bool, torch.float64), samples=3, tolerance=tolerance)
     assert not mode.failures, mode.failures
     assert f"aten.{name}.default" in mode.seen
 

@@ -144,11 +144,12 @@ def test_narrow_integers_and_floats_accumulate_wide() -> None:
 @pytest.mark.parametrize("p", [0, 1, 2, 3, 0.5, -1, INF, -INF])
 def test_norms(p: float) -> None:
     x = torch.tensor([[1.0, -2.0, 3.0], [0.5, -0.25, NAN]])
+    half = x.bfloat16()
 
     def run() -> None:
         torch.linalg.vector_norm(x, p)
         torch.linalg.vector_norm(x, p, 1, keepdim=True)
-        torch.linalg.vector_norm(x.bfloat16(), p, 0, dtype=torch.float32)
+        torch.linalg.vector_norm(half, p, 0, dtype=torch.float32)
         torch.ops.aten.norm.Scalar(x, p)
         torch.ops.aten.norm.ScalarOpt_dim(x, p, [1], True)
         torch.ops.aten.norm.ScalarOpt_dtype(x, p, dtype=torch.float64)
