@@ -10,23 +10,31 @@ import torch
 from models import encoder, vit
 from training import JOBS, MODES, STEPS, every_mode, train, train_on_cpu
 
-DETERMINISTIC = [name for name in JOBS if name != "encoder-dropout"]
+# float64 stands beside float32 in the mode whose programs round in an order of their own.
+DETERMINISTIC = [
+    (name, mode)
+    for name in JOBS
+    if name != "encoder-dropout"
+    for mode in (["fused"] if name.endswith("float64") else MODES)
+]
+FIRST = 5
 
 
-@every_mode
-@pytest.mark.parametrize("name", DETERMINISTIC)
+@pytest.mark.parametrize("name, mode", DETERMINISTIC)
 def test_losses_and_parameters_agree_with_the_cpu(name: str, mode: str) -> None:
     tpu = train(name, mode)
     cpu = train_on_cpu(name, STEPS[mode])
-    of_losses, of_parameters = JOBS[name].tolerance
+    of_losses, of_parameters, of_buffers = JOBS[name].tolerance
     torch.testing.assert_close(tpu.losses, cpu.losses, rtol=0, atol=of_losses)
+    if not JOBS[name].autocast:
+        torch.testing.assert_close(tpu.losses[:FIRST], cpu.losses[:FIRST], rtol=0, atol=1e-5)
     assert cpu.losses[-4:].mean() < cpu.losses[:4].mean()  # there was something to learn
     change = torch.cat([(p - cpu.initial[k]).flatten() for k, p in cpu.parameters.items()])
     distance = torch.cat([(tpu.parameters[k] - p).flatten() for k, p in cpu.parameters.items()])
     assert distance.norm() < of_parameters * change.norm()
     assert tpu.buffers.keys() == cpu.buffers.keys()
     for key, buffer in cpu.buffers.items():
-        torch.testing.assert_close(tpu.buffers[key], buffer, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(tpu.buffers[key], buffer, rtol=1e-3, atol=of_buffers)
 
 
 @every_mode

@@ -74,7 +74,8 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "    d = distribution(name)\n"
         "    where = str(d.locate_file(''))\n"
         f"    assert {str(clean_python.parents[1])!r} in where, where\n"
-        "    for e in sorted(d.entry_points): print(e.group, e.name, callable(e.load()))\n",
+        "    for e in sorted(d.entry_points, key=lambda e: (e.group, e.name)):\n"
+        "        print(e.group, e.name, callable(e.load()))\n",
     )
     assert printed.splitlines() == [
         "console_scripts tpu True",

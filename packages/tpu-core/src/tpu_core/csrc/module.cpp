@@ -1,11 +1,13 @@
 // The Python module `tpu_core._C`.
+#include "call.h"
 #include "device.h"
 #include "lines.h"
 #include "memory.h"
+#include "program.h"
 #include "python.h"
 #include "record.h"
 #include "tensors.h"
-#include "trace.h"
+#include "threads.h"
 
 #include <ATen/ScalarOps.h>
 #include <pthread.h>
@@ -14,6 +16,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <atomic>
+#include <utility>
 
 namespace tpu {
 namespace {
@@ -138,10 +141,23 @@ Mode mode_of(const py::tuple& t) {
 
 }  // namespace
 
-py::handle callback(const char* name) {
+PythonError PythonError::current() {
+  PythonError error;
+  PyErr_Fetch(&error.type, &error.value, &error.traceback);
+  PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+  if (error.traceback) PyException_SetTraceback(error.value, error.traceback);
+  error.build_message();
+  return error;
+}
+
+PythonError::~PythonError() {
+  for (auto** object : {&type, &value, &traceback}) release_reference(std::exchange(*object, nullptr));
+}
+
+Function callback(const char* name) {
   PyObject* f = g_callbacks ? PyDict_GetItemString(g_callbacks, name) : nullptr;
   TORCH_CHECK(f, "tpu: the runtime has no function '", name, "'; tpu_core is damaged.");
-  return f;
+  return Function(f);
 }
 
 void set_callbacks(py::dict table) {
@@ -156,7 +172,8 @@ void ensure_initialized() {
   if (g_initialized && !g_bad_fork) return;
   py::gil_scoped_acquire gil;
   // Raises ForkedProcessError in a forked child of a process that used the device.
-  py::module_::import("tpu_core.runtime").attr("initialize")();
+  const py::object initialize = py::module_::import("tpu_core.runtime").attr("initialize");
+  Function{initialize}();
   g_initialized = true;
 }
 
@@ -198,7 +215,7 @@ PYBIND11_MODULE(_C, m) {
   });
   // Keys of tpu_core.metrics.COUNTERS.
   m.def("counters", [] {
-    const auto c = counters();
+    const auto& c = counters();
     py::dict d;
     d["ops"] = c.ops;
     d["segments"] = c.segments;

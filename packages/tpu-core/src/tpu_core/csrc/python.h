@@ -1,14 +1,47 @@
 // Calls from the extension into Python, all through one table of callbacks.
 #pragma once
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace tpu {
 
 namespace py = pybind11;
 
-// The function registered under `name` by `tpu_core.runtime`; the GIL must be held.
-py::handle callback(const char* name);
+// A Python exception on its way through C++. Unlike pybind11's and torch's own it may be destroyed by any
+// thread at any time: autograd's threads share the error of a backward and drop it when they please, at
+// the interpreter's end too, where a thread that asks for the GIL is ended and takes the process with it.
+struct PythonError final : python_error {
+  // The exception that is set in the interpreter, taken from it. Needs the GIL.
+  static PythonError current();
+  PythonError(PythonError&&) = default;
+  ~PythonError() override;
+
+ private:
+  PythonError() = default;
+};
+
+// A Python function whose exceptions are thrown as PythonError; the GIL must be held.
+class Function {
+ public:
+  explicit Function(py::handle function) : function_(function) {}
+
+  template <typename... Args>
+  py::object operator()(Args&&... args) const {
+    try {
+      return function_(std::forward<Args>(args)...);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      throw PythonError::current();
+    }
+  }
+
+ private:
+  py::handle function_;
+};
+
+// The function registered under `name` by `tpu_core.runtime`.
+Function callback(const char* name);
 void set_callbacks(py::dict table);
 
 // Starts the runtime (`tpu_core.runtime.initialize`) on the device's first use. Raises in a forked child.

@@ -39,11 +39,6 @@ class Recorder final : public c10::OperatorKernel {
 };
 
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
-// Bytes take dtype and shape at their first typed use, so that a restored model has the same programs
-// as a fresh one.
-void settle_type(Value& v, const at::Tensor& t);
-// Overrides the float32 matmul precision of this thread; -1 follows PyTorch's setting.
-void set_thread_precision(int precision);
 OpDescription* describe_op(const c10::OperatorHandle& op);
 
 }  // namespace tpu

@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include "call.h"
 #include "device.h"
 #include "memory.h"
 #include "record.h"

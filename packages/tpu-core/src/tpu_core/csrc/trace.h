@@ -12,7 +12,6 @@
 #include "value.h"
 
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 namespace tpu {
@@ -61,6 +60,7 @@ struct Segment {
 
 struct Trace {
   explicit Trace(int16_t device);
+  ~Trace();
   int16_t device;
   Segment current;
   void restart();
@@ -68,41 +68,25 @@ struct Trace {
   uint32_t output_slot(const ValuePtr& v);
 };
 
-// How the current thread cuts its traces; see `tpu_core.modes`.
-struct Mode {
-  int64_t max_ops = 1;     // cut when a segment has so many ops; 0: no bound
-  bool wait = false;       // wait for each segment
-  PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
-};
-Mode& mode();
-void set_default_mode(const Mode& m);
-void set_thread_mode(const std::optional<Mode>& m);
-std::optional<Mode> thread_mode();
-
-// The trace that ops of this thread join: autograd's threads record into the trace of the thread that
-// called backward.
-Trace* current_trace(int16_t device);
-
 using Lock = std::unique_lock<std::recursive_mutex>;
+
+// Takes g_mutex while the GIL is held, without ever waiting for the one with the other.
+void acquire(Lock& lock);
 
 // Runs what `trace` has recorded. `lock` holds g_mutex; it is released while Python runs.
 void flush(Trace* trace, Lock& lock, const char* cut);
 void flush_all(int16_t device, const char* cut);  // every thread's traces; -1: every device
-void flush_current(const char* cut);
 
 // Makes `v` Ready (or Host): flushes its trace, waits for another thread's run, raises its error.
 void settle(const ValuePtr& v, Lock& lock, const char* cut);
+// Wakes who waits in `settle`, once values of a segment have changed their state. Needs g_mutex.
+void notify_settled();
 
 int64_t pending_bytes(int16_t device);
 
 struct Counters {
   uint64_t ops = 0, segments = 0, executions = 0, hits = 0, signatures = 0;
 };
-// The newest result on a device (borrowed), or null.
-PyObject* newest_array(int16_t device);
-Counters counters();
-void count_op();
-void count_signature();
-void clear_programs();
+Counters& counters();
 
 }  // namespace tpu

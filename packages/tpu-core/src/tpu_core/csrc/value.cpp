@@ -3,8 +3,6 @@
 #include "memory.h"
 #include "python.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <algorithm>
 #include <atomic>
 #include <vector>
@@ -58,9 +56,7 @@ void Failure::raise() const {
   py::gil_scoped_acquire gil;
   PyException_SetTraceback(exception, Py_None);  // that of the first time does not belong to this read
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
-  python_error error;
-  error.persist();
-  throw error;
+  throw PythonError::current();
 }
 
 Value::~Value() {

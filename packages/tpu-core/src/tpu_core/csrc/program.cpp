@@ -1,0 +1,309 @@
+#include "program.h"
+
+#include "memory.h"
+#include "threads.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace tpu {
+
+struct Program {
+  py::object execute;           // LoadedExecutable.execute_sharded, bound
+  py::object handlers;          // result handlers for consume_with_handlers
+  py::object info;              // Python's record of the program
+  std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
+  std::vector<uint32_t> outputs;  // slots, in the order of its results
+  std::vector<uint8_t> compiled_in;
+  std::vector<uint64_t> constants;  // the numbers it was compiled with
+  int64_t memory = 0;             // bytes of temporaries
+  bool checks_memory = false;
+};
+
+namespace {
+
+// Never destroyed: static destructors run after the interpreter's end.
+using Programs = std::unordered_map<Hash128, std::vector<std::unique_ptr<Program>>, HashOfHash>;
+auto& g_programs = *new Programs();
+std::array<PyObject*, 128> g_newest{};  // per device, owned
+
+py::dict export_segment(
+    const Segment& s,
+    const Hash128& key,
+    const std::vector<uint32_t>& live,
+    const std::vector<uint32_t>& donated,
+    const std::vector<uint8_t>& compiled_in) {
+  py::list nodes;
+  for (const auto& n : s.nodes) {
+    py::list operands, outputs;
+    for (uint32_t i = 0; i < n.operands; ++i) operands.append(s.refs[n.refs + i]);
+    for (uint32_t i = 0; i < n.outputs; ++i) {
+      const auto slot = s.refs[n.refs + n.operands + i];
+      if (slot == kNoSlot) outputs.append(py::none());
+      else outputs.append(slot);
+    }
+    nodes.append(py::make_tuple(
+        n.signature->plan ? n.signature->plan : py::object(py::none()), operands, outputs, n.numbers,
+        describe(n.line)));
+  }
+  py::list slots, numbers;
+  for (size_t i = 0; i < s.slots.size(); ++i) {
+    const auto& l = s.slots[i]->layout;
+    slots.append(py::make_tuple(
+        static_cast<bool>(s.is_input[i]),
+        static_cast<int>(l.dtype),
+        py::tuple(py::cast(std::vector<int64_t>(l.sizes.begin(), l.sizes.end())))));
+  }
+  for (size_t i = 0; i < s.numbers.size(); ++i) {
+    py::object value;
+    if (s.packs[i] == Pack::F32 || s.packs[i] == Pack::F64) {
+      double d;
+      std::memcpy(&d, &s.numbers[i], 8);
+      value = py::float_(d);
+    } else {
+      value = py::int_(static_cast<int64_t>(s.numbers[i]));
+    }
+    numbers.append(py::make_tuple(
+        static_cast<int>(s.packs[i]), static_cast<bool>(compiled_in[i]), value));
+  }
+  py::dict d;
+  char hex[33];
+  snprintf(
+      hex, sizeof hex, "%016llx%016llx", (unsigned long long)key.lo, (unsigned long long)key.hi);
+  d["key"] = hex;
+  d["device"] = s.device;
+  d["cut"] = s.cut;
+  d["nodes"] = nodes;
+  d["slots"] = slots;
+  d["numbers"] = numbers;
+  d["live"] = live;
+  d["donated"] = donated;
+  return d;
+}
+
+void upload_host_inputs(Segment& s) {
+  for (size_t i = 0; i < s.slots.size(); ++i) {
+    auto& v = s.slots[i];
+    if (!s.is_input[i] || v->state != State::Host) continue;
+    py::object array = callback("device_put")(py::cast(v->host), s.device);
+    v->set_array(array.release().ptr());
+  }
+}
+
+Program* find_program(
+    std::vector<std::unique_ptr<Program>>& programs, const Segment& s, std::vector<uint8_t>& mask) {
+  for (auto& p : programs) {
+    bool same = true;
+    for (size_t i = 0; i < s.numbers.size() && same; ++i)
+      same = !p->compiled_in[i] || p->constants[i] == s.numbers[i];
+    if (same) return p.get();
+  }
+  if (programs.empty()) {
+    mask = s.compiled_in;
+  } else {
+    // Numbers seen to vary become run-time inputs.
+    auto& last = *programs.back();
+    mask = last.compiled_in;
+    for (size_t i = 0; i < mask.size(); ++i)
+      if (last.constants[i] != s.numbers[i]) mask[i] = 0;
+  }
+  return nullptr;
+}
+
+void append_packs(py::list& arguments, const Segment& s, const Program& p) {
+  std::array<std::string, kPacks> bytes;
+  for (size_t i = 0; i < s.numbers.size(); ++i) {
+    if (p.compiled_in[i]) continue;
+    const uint64_t bits = s.numbers[i];
+    auto& b = bytes[static_cast<int>(s.packs[i])];
+    switch (s.packs[i]) {
+      case Pack::F64:
+      case Pack::I64:
+        b.append(reinterpret_cast<const char*>(&bits), 8);
+        break;
+      case Pack::F32: {
+        double d;
+        std::memcpy(&d, &bits, 8);
+        const float f = static_cast<float>(d);
+        b.append(reinterpret_cast<const char*>(&f), 4);
+        break;
+      }
+      case Pack::I32: {
+        const int32_t n = static_cast<int32_t>(static_cast<int64_t>(bits));
+        b.append(reinterpret_cast<const char*>(&n), 4);
+        break;
+      }
+    }
+  }
+  for (int k = 0; k < kPacks; ++k)
+    if (!bytes[k].empty()) arguments.append(callback("pack")(k, py::bytes(bytes[k]), s.device));
+}
+
+// A new reference, or the Python error thrown.
+py::object checked(PyObject* object) {
+  if (!object) throw PythonError::current();
+  return py::reinterpret_steal<py::object>(object);
+}
+
+py::object execute(Program& p, Segment& s) {
+  static PyObject* consume = PyUnicode_InternFromString("consume_with_handlers");
+  py::list arguments(p.inputs.size());
+  for (size_t i = 0; i < p.inputs.size(); ++i) {
+    PyObject* array = s.slots[p.inputs[i]]->array;
+    Py_INCREF(array);
+    PyList_SET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(i), array);
+  }
+  if (!s.numbers.empty()) append_packs(arguments, s, p);
+  auto sharded = checked(PyObject_CallOneArg(p.execute.ptr(), arguments.ptr()));
+  auto results =
+      checked(PyObject_CallMethodOneArg(sharded.ptr(), consume, p.handlers.ptr()));
+  return checked(PySequence_Fast(results.ptr(), "tpu: results must be a sequence"));
+}
+
+// What a cut decides while g_mutex is held: which values live on, which inputs may be reused, which
+}  // namespace
+
+Cut decide(Segment& s) {
+  Cut c;
+  const bool keep = mode().inspect != nullptr;  // an inspection looks at the inputs, too
+  Hasher h = s.hasher;
+  for (uint32_t i = 0; i < s.slots.size(); ++i) {
+    auto& v = s.slots[i];
+    const bool only_here = v.use_count() == 1;
+    if (s.is_input[i]) {
+      if (v->state == State::Failed) c.failed = v->failure;
+      c.inputs.push_back(i);
+      if (only_here && !v->shared && !keep) {
+        c.donated.push_back(i);
+        h.add(i * 4ull + 1);
+      }
+    } else if (!only_here) {
+      c.live.push_back(i);
+      h.add(i * 4ull + 2);
+    }
+  }
+  h.add(static_cast<uint64_t>(s.device));
+  c.key = h.digest();
+  c.program = find_program(g_programs[c.key], s, c.mask);
+  ++counters().segments;
+  return c;
+}
+
+namespace {
+
+void fail(Segment& s, std::shared_ptr<const Failure> why) {
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  for (auto& v : s.slots)
+    if (v && v->state == State::Running) v->fail(why);
+  notify_settled();
+}
+
+Program* compile(const Segment& s, const Cut& c) {
+  py::object info = callback("compile")(export_segment(s, c.key, c.live, c.donated, c.mask));
+  auto fresh = std::make_unique<Program>();
+  fresh->execute = info.attr("execute");
+  fresh->handlers = info.attr("handlers");
+  fresh->memory = info.attr("temporary_bytes").cast<int64_t>();
+  fresh->checks_memory = info.attr("checks_memory").cast<bool>();
+  fresh->info = info;
+  fresh->inputs = c.inputs;
+  fresh->outputs = c.live;
+  fresh->compiled_in = c.mask;
+  fresh->constants = s.numbers;
+  auto* program = fresh.get();
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  g_programs[c.key].push_back(std::move(fresh));
+  return program;
+}
+
+// The array of a value that nothing else holds; its layout stays, for what is said of the segment.
+void drop_array(Value& v) {
+  if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes));
+  v.accounted = false;
+  v.state = State::Uninitialized;
+  release_reference(std::exchange(v.array, nullptr));
+}
+
+// Waits for the results and shows them, with the inputs, to the mode's inspection. What that raises
+// reaches the user as it is; the results stay.
+void inspect(const Segment& s, const Cut& c, const Mode& m) {
+  auto arrays = [&](const std::vector<uint32_t>& slots) {
+    py::list list;
+    for (auto i : slots) list.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
+    return list;
+  };
+  py::object function = py::none();
+  if (m.inspect) function = py::reinterpret_borrow<py::object>(m.inspect);
+  callback("inspect")(
+      export_segment(s, c.key, c.live, c.donated, c.program->compiled_in),
+      m.inspect ? arrays(c.inputs) : py::list(), arrays(c.live), function);
+}
+
+}  // namespace
+
+void run(Segment& s, Cut& c) {
+  if (c.failed) {
+    fail(s, c.failed);
+    c.failed->raise();
+  }
+  if (c.live.empty()) return;  // nothing that ran could be seen
+  try {
+    upload_host_inputs(s);
+    if (c.program) ++counters().hits;
+    else c.program = compile(s, c);
+    auto& program = *c.program;
+    if (program.checks_memory) {
+      int64_t outputs = 0;
+      for (auto i : c.live) outputs += static_cast<int64_t>(s.slots[i]->nbytes);
+      callback("check_memory")(s.device, program.info, outputs, allocated_bytes(s.device));
+    }
+    ++counters().executions;
+    auto results = execute(program, s);
+    note_peak(s.device, program.memory);
+    {
+      Lock lock(g_mutex, std::defer_lock);
+      acquire(lock);
+      // Donated inputs are deleted: drop them first, so that memory statistics see them go.
+      for (auto i : c.donated) drop_array(*s.slots[i]);
+      for (size_t i = 0; i < c.live.size(); ++i) {
+        PyObject* array = PySequence_Fast_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i));
+        Py_INCREF(array);
+        s.slots[c.live[i]]->set_array(array);
+      }
+      notify_settled();
+    }
+    PyObject* newest = s.slots[c.live[0]]->array;
+    Py_INCREF(newest);
+    Py_XDECREF(std::exchange(g_newest[s.device], newest));
+  } catch (const PythonError& error) {
+    // Every result of the segment carries the error; so do storages whose old value was donated.
+    py::object mapped = callback("segment_failed")(
+        py::handle(error.value), export_segment(s, c.key, c.live, {}, s.compiled_in));
+    auto failure = std::make_shared<const Failure>(mapped.release().ptr());
+    fail(s, failure);
+    failure->raise();
+  } catch (const std::exception& error) {
+    py::object text = py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.what());
+    fail(s, std::make_shared<const Failure>(text.release().ptr()));
+    throw;
+  }
+  const Mode m = mode();
+  if (m.wait || m.inspect) inspect(s, c, m);
+}
+
+PyObject* newest_array(int16_t device) { return g_newest.at(device); }
+
+void clear_programs() {
+  Programs dropped;
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    dropped.swap(g_programs);
+  }
+}
+
+}  // namespace tpu

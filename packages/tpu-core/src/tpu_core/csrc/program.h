@@ -1,0 +1,30 @@
+// Programs: what decides which one serves a segment, and what runs it.
+#pragma once
+
+#include "python.h"
+#include "trace.h"
+
+namespace tpu {
+
+struct Program;
+
+// What a cut decides while g_mutex is held: which values live on, which inputs may be reused, which
+// program serves.
+struct Cut {
+  std::vector<uint32_t> live, donated, inputs;
+  std::vector<uint8_t> mask;  // numbers to compile in, where no program serves
+  Hash128 key;
+  Program* program = nullptr;
+  std::shared_ptr<const Failure> failed;  // of an input
+};
+Cut decide(Segment& s);
+
+// Runs a segment that was taken off its trace. Holds the GIL; g_mutex is not held.
+void run(Segment& s, Cut& c);
+
+// The newest result on a device (borrowed), or null: the device runs in order, so waiting for it waits
+// for everything.
+PyObject* newest_array(int16_t device);
+void clear_programs();
+
+}  // namespace tpu

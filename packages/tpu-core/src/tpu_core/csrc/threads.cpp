@@ -1,0 +1,111 @@
+#include "threads.h"
+
+#include "python.h"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <array>
+#include <memory>
+
+namespace tpu {
+namespace {
+
+constexpr const char* kTraceKey = "tpu_trace";
+
+// The traces of one user thread, one a device. A trace that still has ops to run outlives its thread.
+struct ThreadTraces {
+  std::array<Trace*, 128> by_device{};
+  Mode mode;
+  bool has_mode = false;
+
+  ~ThreadTraces() {
+    Lock lock(g_mutex, std::try_to_lock);  // may hold the GIL, so it must not wait
+    if (!lock) return;
+    for (auto* t : by_device)
+      if (t && t->current.nodes.empty()) delete t;
+  }
+};
+Mode g_default_mode;
+
+thread_local std::shared_ptr<ThreadTraces> t_own;
+thread_local std::shared_ptr<ThreadTraces> t_adopted;
+thread_local int t_adopted_task = -1;
+
+// Owner of the ThreadTraces that travel with autograd's ThreadLocalState, as a Python capsule.
+void publish(const std::shared_ptr<ThreadTraces>& own) {
+  py::gil_scoped_acquire gil;
+  py::capsule capsule(
+      new std::shared_ptr<ThreadTraces>(own),
+      [](void* p) { delete static_cast<std::shared_ptr<ThreadTraces>*>(p); });
+  // The last owner may be a thread that ends while the interpreter does: it must not ask for the GIL.
+  at::impl::ThreadLocalPythonObjects::set(
+      kTraceKey,
+      std::shared_ptr<c10::SafePyObject>(
+          new c10::SafePyObject(capsule.release().ptr(), getPyInterpreter()),
+          [](c10::SafePyObject* p) {
+            release_reference(p->release());
+            delete p;
+          }));
+}
+
+ThreadTraces* thread_traces() {
+  if (t_own) return t_own.get();
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task != -1) {
+    if (t_adopted_task == task && t_adopted) return t_adopted.get();
+    if (at::impl::ThreadLocalPythonObjects::contains(kTraceKey)) {
+      py::gil_scoped_acquire gil;
+      auto* object = at::impl::ThreadLocalPythonObjects::get(kTraceKey)->ptr(getPyInterpreter());
+      t_adopted =
+          *static_cast<std::shared_ptr<ThreadTraces>*>(PyCapsule_GetPointer(object, nullptr));
+    } else {
+      // The caller of backward has recorded nothing itself. A trace of this thread's own would keep
+      // it from ever joining another caller's.
+      t_adopted = std::make_shared<ThreadTraces>();
+    }
+    t_adopted_task = task;
+    return t_adopted.get();
+  }
+  t_own = std::make_shared<ThreadTraces>();
+  publish(t_own);
+  return t_own.get();
+}
+
+}  // namespace
+
+Mode& mode() {
+  auto* t = thread_traces();
+  return t->has_mode ? t->mode : g_default_mode;
+}
+
+void set_default_mode(const Mode& m) { g_default_mode = m; }
+
+void set_thread_mode(const std::optional<Mode>& m) {
+  auto* t = thread_traces();
+  t->has_mode = m.has_value();
+  if (m) t->mode = *m;
+}
+
+std::optional<Mode> thread_mode() {
+  auto* t = thread_traces();
+  if (!t->has_mode) return std::nullopt;
+  return t->mode;
+}
+
+Trace* current_trace(int16_t device) {
+  auto& trace = thread_traces()->by_device.at(device);
+  if (!trace) trace = new Trace(device);
+  return trace;
+}
+
+void flush_current(const char* cut) {
+  if (in_bad_fork()) return;  // a child that leaves the device alone has nothing to run
+  WithoutGil no_gil;
+  Lock lock(g_mutex);
+  for (auto* t : thread_traces()->by_device)
+    if (t) flush(t, lock, cut);
+}
+
+}  // namespace tpu

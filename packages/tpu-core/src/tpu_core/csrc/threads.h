@@ -1,0 +1,28 @@
+// The traces of each user thread, and the mode that cuts them.
+#pragma once
+
+#include "trace.h"
+
+#include <optional>
+
+namespace tpu {
+
+// How the current thread cuts its traces; see `tpu_core.modes`.
+struct Mode {
+  int64_t max_ops = 1;     // cut when a segment has so many ops; 0: no bound
+  bool wait = false;       // wait for each segment
+  PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
+};
+Mode& mode();
+void set_default_mode(const Mode& m);
+void set_thread_mode(const std::optional<Mode>& m);
+std::optional<Mode> thread_mode();
+
+// The trace that ops of this thread join: autograd's threads record into the trace of the thread that
+// called backward.
+Trace* current_trace(int16_t device);
+
+// Runs what this thread has recorded, on every device.
+void flush_current(const char* cut);
+
+}  // namespace tpu
