@@ -224,6 +224,9 @@ def train(
             if args.eval_every and step and step % args.eval_every == 0:
                 paused = time.perf_counter()
                 history.held_out.append((step, held_out_loss(model, texts[1], args, 4)))
+                progress.console.print(
+                    f"step {step:5d}  held-out loss {history.held_out[-1][1]:.3f}"
+                )
                 steady_since += time.perf_counter() - paused
     history.held_out.append((args.steps, held_out_loss(model, texts[1], args, 20)))
     return history
@@ -271,8 +274,7 @@ def cache_hits(metrics: dict[str, Any]) -> int:
 
 def progress_bar(args: argparse.Namespace) -> Progress:
     return Progress(
-        TextColumn(f"{args.device}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]} {task.fields[rate]} {task.fields[counters]}"),
         TimeElapsedColumn(),
@@ -285,11 +287,10 @@ def show(progress: Progress, task: Any, history: History, args: argparse.Namespa
     step, loss = history.train[-1]
     metrics = device_metrics(args.device)
     texts: dict[str, Any] = {
-        "loss": f"loss {loss:.3f}"
-        + (f", held out {history.held_out[-1][1]:.3f}" if history.held_out else ""),
+        "loss": f"loss {loss:.3f}",
         "rate": f"{history.tokens_per_second:,.0f} tok/s" if history.tokens_per_second else "",
         "counters": (
-            f"compiles {metrics.get('compiles', 0)}, cache hits {cache_hits(metrics):,}"
+            f"{metrics.get('compiles', 0)} compiles, {cache_hits(metrics):,} cache hits"
             if metrics
             else ""
         ),
@@ -367,7 +368,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--mode", choices=("debug", "strict", "fused"), help="execution mode, on tpu"
     )
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=20, help="steps of learning-rate warm-up")
@@ -379,7 +380,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=256, help="characters of context")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=10, help="steps between reads of the loss")
-    parser.add_argument("--eval-every", type=int, default=200, help="0: at the end only")
+    parser.add_argument("--eval-every", type=int, default=150, help="0: at the end only")
     parser.add_argument("--sample", type=int, default=300, help="characters to generate")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--out", type=Path, default=Path("out/char_gpt"), help="folder of results")

@@ -1,10 +1,10 @@
 """What an op costs the Python thread: recorded on ``tpu`` against run by torch on the CPU.
 
 Tiny tensors, one process, the two devices in turn; CPU time of the calling thread, so that other
-load
-on the machine does not count. Also Strict's whole path of a cached ``add`` against jax's op by op.
+load on the machine does not count. Also Strict's whole path of a cached ``add`` against jax's op by
+op, both waited for between batches. Pin one core for figures that repeat:
 
-    python integration/benchmarks/recording_cost.py --json out.json
+    taskset -c 0 python integration/benchmarks/recording_cost.py --json out.json
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def strict_rows(batches: int) -> list[dict[str, object]]:
         microseconds(lambda: x + y, 2, torch.tpu.synchronize)
         microseconds(lambda: a + b, 2, lambda: None)
         ours, jax_op = [], []
-        for _ in range(batches):
+        for _ in range(4 * batches):
             ours += microseconds(lambda: x + y, 1, torch.tpu.synchronize)
-            jax_op += microseconds(lambda: a + b, 1, lambda: None)
+            jax_op += microseconds(lambda: a + b, 1, lambda: (a + b).block_until_ready())
     mine, theirs = statistics.median(ours), statistics.median(jax_op)
     return [{"op": "add", "jax (us)": theirs, "strict (us)": mine, "ratio": mine / theirs}]
 

@@ -16,8 +16,12 @@ from tpu_core.lowering.registry import REGISTRY
 from .harness import CompareLowerings, _aval, check_opinfo
 
 aten = torch.ops.aten
-# One element a row: rstd is 316, which magnifies the CPU's rounding of terms that cancel.
-SINGLE = {torch.float32: (1.3e-6, 1e-4)}
+TOLERANCE = {
+    # One element a row: rstd is 316, which magnifies the CPU's rounding of terms that cancel.
+    torch.float32: (1.3e-6, 1e-4),
+    # Each of the CPU's threads rounds its part of a sum to bfloat16.
+    torch.bfloat16: (1.6e-2, 5e-3),
+}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +38,7 @@ SINGLE = {torch.float32: (1.3e-6, 1e-4)}
 def test_opinfo(name: str, expected: set[str]) -> None:
     torch.manual_seed(0)
     dtypes = (torch.float32, torch.bfloat16)
-    mode = check_opinfo(name, dtypes=dtypes, samples=4, check_width=True, tolerance=SINGLE)
+    mode = check_opinfo(name, dtypes=dtypes, samples=4, check_width=True, tolerance=TOLERANCE)
     assert not mode.failures, "\n".join(mode.failures)
     assert {f"aten.{o}.default" for o in expected} <= mode.seen
 

@@ -15,7 +15,6 @@ struct Program {
   py::object handlers;          // result handlers for consume_with_handlers
   py::object info;              // Python's record of the program
   std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
-  std::vector<uint32_t> outputs;  // slots, in the order of its results
   std::vector<uint8_t> compiled_in;
   std::vector<uint64_t> constants;  // the numbers it was compiled with
   int64_t memory = 0;             // bytes of temporaries
@@ -32,8 +31,8 @@ std::array<PyObject*, 128> g_newest{};  // per device, owned
 py::dict export_segment(
     const Segment& s,
     const Hash128& key,
-    const std::vector<uint32_t>& live,
-    const std::vector<uint32_t>& donated,
+    at::ArrayRef<uint32_t> live,
+    at::ArrayRef<uint32_t> donated,
     const std::vector<uint8_t>& compiled_in) {
   py::list nodes;
   for (const auto& n : s.nodes) {
@@ -78,8 +77,8 @@ py::dict export_segment(
   d["nodes"] = nodes;
   d["slots"] = slots;
   d["numbers"] = numbers;
-  d["live"] = live;
-  d["donated"] = donated;
+  d["live"] = live.vec();
+  d["donated"] = donated.vec();
   return d;
 }
 
@@ -162,7 +161,6 @@ py::object execute(Program& p, Segment& s) {
   return checked(PySequence_Fast(results.ptr(), "tpu: results must be a sequence"));
 }
 
-// What a cut decides while g_mutex is held: which values live on, which inputs may be reused, which
 }  // namespace
 
 Cut decide(Segment& s) {
@@ -209,8 +207,7 @@ Program* compile(const Segment& s, const Cut& c) {
   fresh->memory = info.attr("temporary_bytes").cast<int64_t>();
   fresh->checks_memory = info.attr("checks_memory").cast<bool>();
   fresh->info = info;
-  fresh->inputs = c.inputs;
-  fresh->outputs = c.live;
+  fresh->inputs.assign(c.inputs.begin(), c.inputs.end());
   fresh->compiled_in = c.mask;
   fresh->constants = s.numbers;
   auto* program = fresh.get();
@@ -225,13 +222,13 @@ void drop_array(Value& v) {
   if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes));
   v.accounted = false;
   v.state = State::Uninitialized;
-  release_reference(std::exchange(v.array, nullptr));
+  release_reference(std::exchange(v.array, nullptr), 0);
 }
 
 // Waits for the results and shows them, with the inputs, to the mode's inspection. What that raises
 // reaches the user as it is; the results stay.
 void inspect(const Segment& s, const Cut& c, const Mode& m) {
-  auto arrays = [&](const std::vector<uint32_t>& slots) {
+  auto arrays = [&](at::ArrayRef<uint32_t> slots) {
     py::list list;
     for (auto i : slots) list.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
     return list;

@@ -11,7 +11,7 @@ struct Program;
 // What a cut decides while g_mutex is held: which values live on, which inputs may be reused, which
 // program serves.
 struct Cut {
-  std::vector<uint32_t> live, donated, inputs;
+  c10::SmallVector<uint32_t, 8> live, donated, inputs;  // slots
   std::vector<uint8_t> mask;  // numbers to compile in, where no program serves
   Hash128 key;
   Program* program = nullptr;

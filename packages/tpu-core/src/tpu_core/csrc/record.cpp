@@ -221,7 +221,7 @@ void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::S
   if (d.handler && !d.handler.is_none()) return call_python(d.handler, d, op, stack, n);
   const auto* args = stack->data() + stack->size() - n;
   const Signature* signature = nullptr;
-  std::vector<at::Tensor> fresh;
+  c10::SmallVector<at::Tensor, 4> fresh;
   {
     Lock lock(g_mutex, std::defer_lock);
     {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <unordered_set>
+#include <utility>
 
 namespace tpu {
 namespace {
@@ -15,6 +16,15 @@ std::atomic<int> g_waiting{0};
 uint64_t g_stamp = 0;
 // Never destroyed: static destructors run after the interpreter's end.
 auto& g_traces = *new std::unordered_set<Trace*>();
+
+// A segment that has run lends its memory to the next: in Strict each op is a segment.
+constexpr size_t kSpareNodes = 1024;
+thread_local Segment t_spare;
+
+void recycle(Segment&& s) {
+  s.clear();
+  if (s.nodes.capacity() <= kSpareNodes) t_spare = std::move(s);
+}
 
 }  // namespace
 
@@ -33,6 +43,17 @@ Counters& counters() {
   return all;
 }
 
+void Segment::clear() {
+  nodes.clear();
+  refs.clear();
+  slots.clear();
+  is_input.clear();
+  numbers.clear();
+  packs.clear();
+  compiled_in.clear();
+  hasher = Hasher();
+}
+
 Trace::Trace(int16_t d) : device(d) {
   restart();
   g_traces.insert(this);
@@ -41,7 +62,7 @@ Trace::Trace(int16_t d) : device(d) {
 Trace::~Trace() { g_traces.erase(this); }
 
 void Trace::restart() {
-  current = Segment();
+  current = std::exchange(t_spare, Segment());
   current.device = device;
   current.stamp = ++g_stamp;
 }
@@ -101,7 +122,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   } relock{lock};
   py::gil_scoped_acquire gil;
   run(segment, decision);
-  segment = Segment();
+  recycle(std::move(segment));
   drain_references();
 }
 

@@ -56,6 +56,8 @@ struct Segment {
   int16_t device = 0;
   uint64_t stamp = 0;
   const char* cut = "";             // why it was cut
+
+  void clear();                     // keeps the memory of its vectors
 };
 
 struct Trace {

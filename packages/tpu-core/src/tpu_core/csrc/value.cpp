@@ -15,6 +15,11 @@ namespace {
 std::atomic<bool> g_any_reference{false};
 std::mutex g_references_mutex;
 auto& g_references = *new std::vector<PyObject*>();
+// The next segment that runs drops what is queued; the interpreter is asked to do so sooner, which costs
+// it a stop, where that would hold on to memory.
+constexpr size_t kSmall = 1 << 16, kFew = 64;
+size_t g_held_bytes = 0;   // g_references_mutex
+bool g_scheduled = false;  // g_references_mutex
 
 int drain_pending(void*) {
   drain_references();
@@ -22,18 +27,23 @@ int drain_pending(void*) {
 }
 }  // namespace
 
-void release_reference(PyObject* object) {
+void release_reference(PyObject* object, size_t nbytes) {
   // In a forked child PJRT's threads are gone: what they own is left to the process' end.
   if (!object || !Py_IsInitialized() || in_bad_fork()) return;
   // A dropped reference may run Python code, so even with the GIL it waits until no lock is held.
   bool schedule;
   {
     std::lock_guard<std::mutex> lock(g_references_mutex);
-    schedule = g_references.empty();
     g_references.push_back(object);
     g_any_reference = true;
+    g_held_bytes += nbytes;
+    schedule = !g_scheduled && (g_held_bytes > kSmall || g_references.size() >= kFew);
+    g_scheduled = g_scheduled || schedule;
   }
-  if (schedule && Py_IsInitialized()) Py_AddPendingCall(drain_pending, nullptr);
+  if (schedule && Py_AddPendingCall(drain_pending, nullptr) != 0) {
+    std::lock_guard<std::mutex> lock(g_references_mutex);
+    g_scheduled = false;  // the interpreter's queue is full; the next reference tries again
+  }
 }
 
 void drain_references() {
@@ -43,8 +53,13 @@ void drain_references() {
     std::lock_guard<std::mutex> lock(g_references_mutex);
     dropped.swap(g_references);
     g_any_reference = false;
+    g_held_bytes = 0;
+    g_scheduled = false;
   }
   for (auto* object : dropped) Py_DECREF(object);
+  dropped.clear();
+  std::lock_guard<std::mutex> lock(g_references_mutex);
+  if (g_references.capacity() == 0) g_references.swap(dropped);
 }
 
 void lock_references_for_fork() { g_references_mutex.lock(); }
@@ -61,11 +76,11 @@ void Failure::raise() const {
 
 Value::~Value() {
   if (accounted) account(device, -static_cast<int64_t>(nbytes));
-  release_reference(array);
+  release_reference(array, nbytes);
 }
 
 void Value::set_array(PyObject* owned) {
-  release_reference(array);
+  release_reference(array, nbytes);
   array = owned;
   state = State::Ready;
   trace = nullptr;

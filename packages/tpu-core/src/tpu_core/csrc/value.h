@@ -79,8 +79,9 @@ ValuePtr make_value(Layout layout, size_t nbytes, int16_t device, State state);
 Cell* cell_of(const at::Tensor& t);
 Cell* cell_of(const c10::StorageImpl* storage);
 
-// Drops a Python reference from any thread; without the GIL it is queued for `drain_references`.
-void release_reference(PyObject* object);
+// Queues a Python reference, of any thread, for `drain_references`. `nbytes` of device memory go with it;
+// what has none is dropped as soon as the interpreter can.
+void release_reference(PyObject* object, size_t nbytes = SIZE_MAX / 2);
 void drain_references();
 
 // A fork must not catch another thread inside the queue of references: the child could never drop one.
