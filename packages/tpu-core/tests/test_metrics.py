@@ -7,7 +7,10 @@ import logging
 import threading
 
 import pytest
+import torch
 
+from tpu_core import modes
+from tpu_core.errors import RecompilationError
 from tpu_core.metrics import COUNTERS, METRICS, CompileEvent, Metrics
 
 
@@ -180,3 +183,44 @@ def test_the_report_is_bounded_and_leaves_out_empty_tables(metrics):
 
 def test_the_process_wide_metrics():
     assert isinstance(METRICS, Metrics)
+
+
+def test_no_recompile_names_what_is_new():
+    x, longer = torch.zeros(3, 11, device="tpu"), torch.zeros(3, 13, device="tpu")
+    with torch.tpu.set_eager_mode("strict"):
+        x.tan()
+        before = METRICS.snapshot()
+        with torch.tpu.no_recompile():
+            y = x.tan()
+            for _ in range(2):  # the reason stays the same until it is compiled
+                with pytest.raises(RecompilationError) as caught:
+                    longer.tan()
+                expected = "aten.tan.default: (float32[3, 11]) -> (float32[3, 13])"
+                assert caught.value.values["reason"] == expected
+                assert "test_metrics.py" in caught.value.line
+        assert METRICS.delta(before)["compiles"] == 0
+        assert torch.equal(y.cpu(), torch.zeros(3, 11))
+        assert longer.tan().sum().item() == 0
+
+
+def test_the_reason_is_against_the_most_similar_form():
+    x, y, z = (torch.zeros(n, device="tpu") for n in (19, 1, 23))
+    with torch.tpu.set_eager_mode("strict"):
+        torch.hypot(x, y)
+        torch.hypot(z, z)
+        with pytest.raises(RecompilationError) as caught, torch.tpu.no_recompile():
+            torch.hypot(z, y)
+    expected = "aten.hypot.default: (float32[23], float32[23]) -> (float32[23], float32[1])"
+    assert caught.value.values["reason"] == expected
+
+
+def test_no_recompile_sees_what_was_recorded_inside_it():
+    x = torch.zeros(3, 17, device="tpu")
+    with modes.using(modes.Mode("whole", max_ops=0)):
+        y = x.cosh()  # before the block
+        with pytest.raises(RecompilationError), torch.tpu.no_recompile():
+            x.sinh()
+            z = x.sinh()
+        assert y.sum().item() == 51
+        with pytest.raises(RecompilationError):
+            z.cpu()

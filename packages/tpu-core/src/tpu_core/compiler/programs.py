@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +23,7 @@ from tpu_core.compiler import segment as segments
 from tpu_core.compiler.reasons import Reasons
 from tpu_core.compiler.segment import Segment
 from tpu_core.config import config
-from tpu_core.errors import OutOfMemoryError, TpuError
+from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
 from tpu_core.metrics import METRICS, CompileEvent
 from tpu_core.pjrt import client as pjrt
 from tpu_core.xla_status import map_xla_error
@@ -41,6 +44,23 @@ class Program:
     line: str
 
 
+_forbidden = 0  # blocks that forbid compiling, in any thread
+_forbidden_lock = threading.Lock()
+
+
+@contextmanager
+def compiling_forbidden() -> Iterator[None]:
+    """Make `ProgramBuilder.build` raise `RecompilationError` instead of compiling."""
+    global _forbidden
+    with _forbidden_lock:
+        _forbidden += 1
+    try:
+        yield
+    finally:
+        with _forbidden_lock:
+            _forbidden -= 1
+
+
 class ProgramBuilder:
     """Builds programs for one client.
 
@@ -59,6 +79,7 @@ class ProgramBuilder:
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
+            RecompilationError: It would have to be compiled, and that is forbidden.
         """
         s = Segment.from_export(exported)
         reason = self._reasons.explain(s)
@@ -69,6 +90,12 @@ class ProgramBuilder:
         executable = self._from_disk(key, device)
         source = "disk"
         if executable is None:
+            if _forbidden:
+                raise RecompilationError(
+                    "A program would have to be compiled inside torch.tpu.no_recompile().",
+                    values={"reason": reason, "ops": len(s.nodes)},
+                    line=line or None,
+                )
             METRICS.cache_miss()
             source = "compiled"
             module = segments.lower(s)
@@ -80,6 +107,7 @@ class ProgramBuilder:
                     error, op=self._ops(s), line=line or None, stage="compile"
                 ) from error
             self._to_disk(key, executable, s)
+        self._reasons.remember(s)
         loaded = pjrt.load(executable, s.outputs(), device)
         seconds = time.perf_counter() - started
         METRICS.compiled(

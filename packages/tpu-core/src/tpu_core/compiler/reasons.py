@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tpu_core.compiler.segment import Node, Segment
 
 
@@ -11,33 +13,27 @@ class Reasons:
     def __init__(self) -> None:
         self._forms: dict[str, dict[tuple[str, ...], None]] = {}
         self._keys: dict[str, Segment] = {}
-        self._sequences: dict[tuple[str, ...], list[str]] = {}
 
     def explain(self, s: Segment) -> str:
-        """One line, such as ``"aten.mm: float32[8, 128] -> float32[8, 131]"``; remembers ``s``."""
+        """One line, such as ``"aten.mm: float32[8, 128] -> float32[8, 131]"``."""
         previous = self._keys.get(s.key)
-        self._keys[s.key] = s
-        new = self._first_new_form(s)
         if previous is not None:
             return self._changed_number(s, previous)
-        if new:
-            return new
+        for node in s.nodes:
+            form, known = _form(s, node), self._forms.get(node.name, {})
+            if form in known:
+                continue
+            shown = ", ".join(form) or "no operands"
+            if known:
+                return f"{node.name}: ({', '.join(_closest(form, known))}) -> ({shown})"
+            return f"{node.name}: first use, with ({shown})"
         return f"known ops in a new order ({len(s.nodes)} ops, cut at: {s.cut})"
 
-    def _first_new_form(self, s: Segment) -> str | None:
-        first = None
+    def remember(self, s: Segment) -> None:
+        """Count ``s`` among what was compiled."""
+        self._keys[s.key] = s
         for node in s.nodes:
-            form = _form(s, node)
-            known = self._forms.setdefault(node.name, {})
-            if form not in known:
-                if first is None:
-                    shown = ", ".join(form) or "no operands"
-                    if known:
-                        first = f"{node.name}: ({', '.join(next(reversed(known)))}) -> ({shown})"
-                    else:
-                        first = f"{node.name}: first use, with ({shown})"
-                known[form] = None
-        return first
+            self._forms.setdefault(node.name, {})[_form(s, node)] = None
 
     @staticmethod
     def _changed_number(s: Segment, previous: Segment) -> str:
@@ -49,6 +45,14 @@ class Reasons:
                     f"{before.value} -> {now.value}; it is a run-time input from now on"
                 )
         return "numbers compiled in differ"
+
+
+def _closest(form: tuple[str, ...], known: Collection[tuple[str, ...]]) -> tuple[str, ...]:
+    """The known form that differs from ``form`` in the fewest operands; of several, the latest."""
+    likeness = [
+        (len(k) == len(form), sum(a == b for a, b in zip(k, form)), i) for i, k in enumerate(known)
+    ]
+    return list(known)[max(likeness)[-1]]
 
 
 def _form(s: Segment, node: Node) -> tuple[str, ...]:

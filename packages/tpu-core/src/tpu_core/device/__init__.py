@@ -1,8 +1,7 @@
 """The module ``torch.tpu``: what PyTorch and its users expect of a device module.
 
 Everything here works before the device is started unless it needs a running device; nothing here
-imports
-jax by itself.
+imports jax by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from tpu_core.device.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
-from tpu_core.device.reporting import compile_report, metrics, reset_metrics
+from tpu_core.device.reporting import compile_report, metrics, no_recompile, reset_metrics
 from tpu_core.device.rng import (  # noqa: F401
     _get_generator,
     default_generators,
@@ -100,6 +99,7 @@ __all__ = [
     "memory_stats",
     "memory_summary",
     "metrics",
+    "no_recompile",
     "precision",
     "reset_accumulated_memory_stats",
     "reset_metrics",

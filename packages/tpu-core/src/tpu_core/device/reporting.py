@@ -1,7 +1,11 @@
-"""Counters and reports: `torch.tpu.metrics` and `torch.tpu.compile_report`."""
+"""Counters, reports and the promise to compile nothing: `torch.tpu.metrics`, `compile_report`,
+`no_recompile`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -26,3 +30,29 @@ def compile_report() -> Any:
     from tpu_core.metrics import METRICS
 
     return METRICS.report()
+
+
+@contextmanager
+def no_recompile() -> Iterator[None]:
+    """Context manager: raise where a program has to be compiled, instead of compiling it.
+
+    Holds for every thread of the process. What was recorded before the block is run first, and what
+    the block recorded at its end, so that neither is held against the other. Loading a program from
+    the cache folder is not compiling.
+
+    Raises:
+        RecompilationError: A program was neither in memory nor on disk; says which op or argument
+            was new, and against what.
+
+    Example:
+        >>> step(batch)
+        >>> with torch.tpu.no_recompile():
+        ...     step(batch)
+    """
+    from tpu_core import _C
+    from tpu_core.compiler.programs import compiling_forbidden
+
+    _C.flush("start of no_recompile")
+    with compiling_forbidden():
+        yield
+        _C.flush("end of no_recompile")
