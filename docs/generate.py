@@ -2,17 +2,24 @@
 
 Each page has one source: the error classes, the configuration's fields, the registry of lowerings
 and the table of the device contract. ``--check`` writes nothing and fails if a page is out of date.
+
+Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
+a repository beside it: the pages are written for the files that are linked, and are not committed.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections import Counter
 from pathlib import Path
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+PACKAGES = DOCS.parent / "packages"
+SOURCE_LINK = re.compile(r"\]\((?:\.\./)*source/([^)#]+)\.md\)")
 
 
 def ops_page() -> str:
@@ -68,10 +75,36 @@ def pages() -> dict[str, str]:
     }
 
 
+def source_page(name: str) -> str:
+    """Markdown of a source file, ``tpu_core/csrc/record.cpp``.
+
+    Raises:
+        FileNotFoundError: No package has the file; a page links to what was moved.
+    """
+    path = PACKAGES / name.split("/")[0].replace("_", "-") / "src" / name
+    language = {".cpp": "cpp", ".h": "cpp", ".py": "python"}[path.suffix]
+    return (
+        "---\nsearch:\n  exclude: true\n---\n"
+        f"# {name}\n\n`{path.relative_to(DOCS.parent)}`\n\n"
+        f"````{language}\n{path.read_text()}````\n"
+    )
+
+
+def source_pages() -> dict[str, str]:
+    """Content of the page of each source file that another page links to."""
+    links = (SOURCE_LINK.findall(p.read_text()) for p in DOCS.rglob("*.md"))
+    names = sorted({name for found in links for name in found})
+    return {f"source/{name}.md": source_page(name) for name in names}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail if a page is out of date")
     check = parser.parse_args().check
+    for name, text in source_pages().items():
+        if not check:
+            (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
+            (DOCS / name).write_text(text)
     stale = False
     for name, text in pages().items():
         path = REFERENCE / name

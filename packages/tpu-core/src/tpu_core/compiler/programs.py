@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tpu_core import _build_info
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.compiler import segment as segments
@@ -176,6 +177,7 @@ def _versions() -> str:
     for folder in ("lowering", "recorder", "compiler", "pjrt"):
         for file in sorted((package / folder).glob("*.py")):
             digest.update(file.read_bytes())
+    digest.update(_build_info.SOURCES.encode())
     return f"{torch.__version__} {version('jax')} {version('jaxlib')} {digest.hexdigest()}"
 
 
