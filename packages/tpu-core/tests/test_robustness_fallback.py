@@ -117,3 +117,23 @@ def test_mutation_through_the_fallback():
         getattr(torch.ops.robustness, name)(x.t()[0])
     assert x.tolist() == [[0.0, 1.0], [4.0, 3.0]]
     library._destroy()
+
+
+def test_a_generator_draws_new_numbers_at_each_call_and_the_same_after_its_seed():
+    name = f"robustness::draw_{uuid.uuid4().hex}"
+    library = torch.library.Library("robustness", "FRAGMENT")
+    library.define(f"{name.split('::')[1]}(Tensor x, *, Generator? generator=None) -> Tensor")
+    library.impl(
+        name.split("::")[1],
+        lambda x, generator=None: torch.rand(x.shape, generator=generator),
+        "CPU",
+    )
+    draw = getattr(torch.ops.robustness, name.split("::")[1])
+    x, generator = torch.ones(8, device="tpu"), torch.Generator("tpu")
+    with override(fallback="allow"):
+        generator.manual_seed(5)
+        first, second = draw(x, generator=generator).cpu(), draw(x, generator=generator).cpu()
+        generator.manual_seed(5)
+        again = draw(x, generator=generator).cpu()
+    library._destroy()
+    assert torch.equal(first, again) and not torch.equal(first, second)

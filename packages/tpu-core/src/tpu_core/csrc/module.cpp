@@ -202,6 +202,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_device", &current_device);
   m.def("set_current_device", &set_current_device);
   m.def("default_generator", [](int device) { return default_generator(device); });
+  m.def("next_seed", [](const at::Generator& generator) {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    return next_seed(generator, -1);
+  });
   m.def("flush", [](const char* cut) { flush_current(cut); }, py::arg("cut") = "explicit cut");
   m.def("flush_all", [](int device, const char* cut) { flush_all(device, cut); });
   m.def("set_default_mode", [](py::tuple t) { set_default_mode(mode_of(t)); });

@@ -74,7 +74,7 @@ def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: st
     copies = [tree_map(to_host, a) for a in args]
     for i, a in enumerate(schema):
         if "Generator" in str(a.type) and copies[i] is not None:
-            copies[i] = torch.Generator().manual_seed(args[i].initial_seed() & (2**63 - 1))
+            copies[i] = _host_generator(args[i])
     positional = [v for a, v in zip(schema, copies) if not a.kwarg_only]
     keywords = {a.name: v for a, v in zip(schema, copies) if a.kwarg_only}
     for a in schema:
@@ -100,6 +100,13 @@ def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: st
         return x
 
     return tree_map(to_device, result)
+
+
+def _host_generator(generator: torch.Generator) -> torch.Generator:
+    """A CPU generator for one call, seeded from the device's, which moves on."""
+    seed, offset = _C.next_seed(generator)
+    # The odd constant spreads neighbouring offsets over all bits (Steele et al., SplitMix, 2014).
+    return torch.Generator().manual_seed((seed ^ offset * 0x9E3779B97F4A7C15) & (2**63 - 1))
 
 
 def _ours(x: Any) -> bool:
