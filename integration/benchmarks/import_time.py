@@ -1,8 +1,7 @@
 """What the installed packages add to ``import torch``.
 
 Fresh interpreters, with and without autoload in turn, so that both see the same machine. CPU time
-of
-the process is the figure to compare; wall time depends on what else the machine does.
+of the process is the figure to compare; wall time depends on what else the machine does.
 
     python integration/benchmarks/import_time.py --runs 10
 """

@@ -1,9 +1,8 @@
 """Random programs of views, writes and copies give on the device what they give on the CPU.
 
 After each step the tensors' geometry, the storages they share and the errors raised must be the
-same;
-at the program's end, every byte of every storage. A failure names its seed and the smallest program
-that was found to fail; ``Program(...).run()`` runs that again.
+same; at the program's end, every byte of every storage. A failure names its seed and the smallest
+program that was found to fail; ``Program(...).run()`` runs that again.
 """
 
 from __future__ import annotations

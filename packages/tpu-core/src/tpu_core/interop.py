@@ -12,11 +12,9 @@ from tpu_core import _C
 def to_jax(t: torch.Tensor) -> Any:
     """The value of a ``tpu`` tensor as a `jax.Array` on the same device.
 
-    The array shares the tensor's memory and does not change: a later in-place op gives the tensor
-    a new
-    value. A tensor that is a view of part of a storage is copied on the device first. Gradients
-    do not
-    flow through.
+    The array shares the tensor's memory and does not change: a later in-place op gives the tensor a
+    new value. A tensor that is a view of part of a storage is copied on the device first. Gradients
+    do not flow through.
 
     Raises:
         ValueError: The tensor is not on device ``tpu``.
@@ -38,9 +36,8 @@ def to_jax(t: torch.Tensor) -> Any:
 def from_jax(array: Any, device: Any = None) -> torch.Tensor:
     """A `jax.Array` as a ``tpu`` tensor that shares its memory.
 
-    In-place ops on the tensor leave the array as it is. An array that lives elsewhere is copied
-    to the
-    device first.
+    In-place ops on the tensor leave the array as it is. An array that lives elsewhere is copied to
+    the device first.
 
     Args:
         array: A fully addressable array on one device.

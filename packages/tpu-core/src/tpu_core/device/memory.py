@@ -18,8 +18,7 @@ def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
     """Statistics by name, as `torch.accelerator.memory_stats` gives them.
 
     ``allocated_bytes.all.current`` is what live tensors hold, results still to be computed
-    included;
-    ``.peak`` also counts the temporaries of the programs that ran.
+    included; ``.peak`` also counts the temporaries of the programs that ran.
     """
     return torch.accelerator.memory_stats(_device(device))
 

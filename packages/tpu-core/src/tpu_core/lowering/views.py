@@ -1,12 +1,9 @@
 """Reads and writes of a storage's value through a view's geometry, as JAX functions.
 
 A storage's value is an N-d array with its own sizes and strides (its layout). A tensor on that
-storage
-is (sizes, strides, offset). Reading derives the tensor from the value in the first of these ways
-that
-fits: nothing, a window (slice with transpose and broadcast), a reshape, a strided slice, a
-    reshape and
-a window, a gather. Writing is the inverse, with ``dynamic_update_slice`` or a scatter.
+storage is (sizes, strides, offset). Reading derives the tensor from the value in the first of these
+ways that fits: nothing, a window (slice with transpose and broadcast), a reshape, a strided slice,
+a reshape and a window, a gather. Writing is the inverse: ``dynamic_update_slice`` or a scatter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """PyTorch's own complaint about a wrong call, in the words that users know.
 
 PyTorch's meta functions find most mistakes, but word some of them differently from its kernels,
-and let
-a few pass. So where a meta function complains, and for the calls in `_SUSPICIONS`, the op is called
-on the CPU with empty tensors of the same geometry, and what it raises is raised.
+and let a few pass. So where a meta function complains, and for the calls in `_SUSPICIONS`, the op
+is called on the CPU with empty tensors of the same geometry, and what it raises is raised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Inference fast paths of ``torch.nn``, computed by the ordinary path.
 
 In evaluation mode ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one op in
-place of
-their layers. Here these ops record what the layers would.
+place of their layers. Here these ops record what the layers would.
 """
 
 from __future__ import annotations
