@@ -28,6 +28,7 @@ class Job:
         tolerance: How far from the CPU's a loss may be, absolute; what training changed in the
             parameters, as a share of the norm of that change; and a buffer, absolute.
         dtype: Of the model and of the batch's floating-point tensors.
+        most_steps: Bound on the mode's number of steps.
     """
 
     model: Callable[[], torch.nn.Module]
@@ -37,6 +38,7 @@ class Job:
     autocast: bool = False
     tolerance: tuple[float, float, float] = (1e-4, 1e-3, 1e-4)
     dtype: torch.dtype = torch.float32
+    most_steps: int = 100
 
 
 # bfloat16 keeps 8 bits, and the lists of what autocast runs in it differ between devices: on the
@@ -67,8 +69,13 @@ JOBS = {
     "gpt-bf16": Job(gpt.GPT, gpt.random_batch, adamw, 1.0, True, BFLOAT16),
     "resnet18": Job(resnet.ResNet18, resnet.random_batch, sgd, tolerance=BATCH_NORM),
     "resnet18-float64": Job(
-        resnet.ResNet18, resnet.random_batch, sgd, tolerance=(1e-6, 1e-6, 1e-6), dtype=torch.float64
-    ),
+        resnet.ResNet18,
+        resnet.random_batch,
+        sgd,
+        tolerance=(1e-6, 1e-6, 1e-6),
+        dtype=torch.float64,
+        most_steps=30,
+    ),  # fmt: skip
     "lstm": Job(functools.partial(rnn.RecurrentLM, "lstm"), rnn.random_batch, adam),
     "gru": Job(functools.partial(rnn.RecurrentLM, "gru"), rnn.random_batch, adam),
     "encoder": Job(
@@ -112,7 +119,7 @@ def train(name: str, mode: str) -> Run:
     on.
     """
     with torch.tpu.set_eager_mode(mode):
-        return _train(JOBS[name], torch.device("tpu"), STEPS[mode])
+        return _train(JOBS[name], torch.device("tpu"), min(STEPS[mode], JOBS[name].most_steps))
 
 
 @functools.cache
