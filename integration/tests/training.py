@@ -75,7 +75,7 @@ JOBS = {
         tolerance=(1e-6, 1e-6, 1e-6),
         dtype=torch.float64,
         most_steps=30,
-    ),  # fmt: skip
+    ),
     "lstm": Job(functools.partial(rnn.RecurrentLM, "lstm"), rnn.random_batch, adam),
     "gru": Job(functools.partial(rnn.RecurrentLM, "gru"), rnn.random_batch, adam),
     "encoder": Job(
