@@ -30,7 +30,7 @@ def test_defaults_of_an_empty_environment():
     assert (found.fallback, found.cache, found.log_level) == ("warn", "on", "warning")
     assert found.cache_size == 10 * 1024**3
     assert found.cache_dir.name == "tpu-core"
-    assert found.segment_ops == 20_000
+    assert found.segment_ops == 2_000
     assert found.debug_nans is False
     assert found.memory_limit is None
     assert found.dump_dir is None

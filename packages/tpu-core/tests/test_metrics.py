@@ -222,5 +222,4 @@ def test_no_recompile_sees_what_was_recorded_inside_it():
             x.sinh()
             z = x.sinh()
         assert y.sum().item() == 51
-        with pytest.raises(RecompilationError):
-            z.cpu()
+        assert z.sum().item() == 0  # it stayed recorded, and may be compiled now

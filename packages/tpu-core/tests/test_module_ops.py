@@ -24,7 +24,7 @@ def no_fallback() -> Any:
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def agree(fn: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
@@ -181,3 +181,50 @@ def test_attention_in_evaluation_mode(weights: bool, average: bool) -> None:
         torch.testing.assert_close(actual[1].cpu(), expected[1], rtol=1e-4, atol=1e-5)
     else:
         assert actual[1] is None
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_weight_norm(dim: int | None) -> None:
+    def run(x: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, torch._weight_norm(v, g, -1 if dim is None else dim))
+
+    g = {0: (5, 1), 1: (1, 4), None: ()}[dim]
+    agree(run, random(3, 4), random(5, 4, seed=1), random(*g, seed=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_grouped_products(dtype: torch.dtype) -> None:
+    a, b = random(10, 16).to(dtype), random(3, 16, 8, seed=1).to(dtype)
+    ends = torch.tensor([3, 7, 10], dtype=torch.int32)
+    actual = F.grouped_mm(a.to("tpu"), b.to("tpu"), offs=ends.to("tpu")).cpu()
+    expected = torch.cat(
+        [a[i:j].float() @ b[k].float() for k, (i, j) in enumerate([(0, 3), (3, 7), (7, 10)])]
+    )
+    torch.testing.assert_close(actual, expected.to(dtype), rtol=2e-3, atol=1e-3)
+
+
+def test_a_value_in_a_host_scalar() -> None:
+    x, index, value = (
+        torch.ones(3, device="tpu"),
+        torch.tensor([0], device="tpu"),
+        torch.tensor(2.0),
+    )
+    assert x.masked_fill(x > 0, value).tolist() == [2, 2, 2]
+    assert x.index_fill(0, index, value).tolist() == [2, 1, 1]
+    x.index_fill_(0, index, value)
+    assert x.masked_fill_(x < 2, torch.tensor(5.0)).tolist() == [2, 5, 5]
+
+
+def test_random_integers_below_a_bound() -> None:
+    torch.manual_seed(0)
+    drawn = torch.empty(1000, dtype=torch.int64, device="tpu").random_(5)
+    assert drawn.unique().tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
+def test_bits_of_narrowed_integers_in_one_program(dtype: torch.dtype) -> None:
+    """XLA:CPU crashes on the plain form."""
+    p, q = torch.tensor([1, 2, -3], device="tpu"), torch.tensor([3, 6, 5], device="tpu")
+    assert (p.to(dtype) & q.to(dtype)).tolist() == [1, 2, 5]
+    assert (p.to(dtype) | q.to(dtype)).tolist() == [3, 6, -3]
+    assert (p.to(dtype) ^ q.to(dtype)).tolist() == [2, 4, -8]

@@ -101,7 +101,7 @@ class Config:
         "Simulated memory of a device on the CPU platform, to find out what fits.",
     )
     segment_ops: int = _setting(
-        "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 20_000
+        "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 2_000
     )
     debug_nans: bool = _setting(
         "TPU_DEBUG_NANS",

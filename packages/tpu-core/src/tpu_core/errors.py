@@ -197,6 +197,7 @@ class CompilationError(TpuError):
     """
 
     code = "TPU1008"
+    node: int | None = None  # place of the op in its segment, where a lowering failed
     remedy = "Run once with TPU_EAGER_MODE=debug to find the op; TPU_DUMP=<folder> keeps programs."
 
 
@@ -360,6 +361,8 @@ class RecompilationError(TpuError):
     """
 
     code = "TPU1014"
+    # What could not be compiled stays recorded, and runs once that is allowed again.
+    is_interruption = True
     remedy = "Keep the argument named above constant, or run it once before the block."
 
 

@@ -165,23 +165,41 @@ def _to_host(array: Any, reason: str) -> torch.Tensor:
 def synchronize(device: int) -> None:
     """Wait until everything recorded for ``device`` has run; its errors are raised here."""
     _C.flush_all(device, "synchronize")
-    last = _C.newest_array(device)
-    if last is None:
-        return
+    _wait_for(_C.newest_array(device), device)
+
+
+def _wait_for(array: Any, device: int) -> None:
+    """Wait for a result, and where its memory was donated meanwhile, for what it was donated to."""
     from tpu_core.xla_status import map_xla_error
 
-    try:
-        if not last.is_deleted():
-            last.block_until_ready()
-    except Exception as error:
-        raise map_xla_error(error, stage="run") from error
+    while array is not None:
+        try:
+            array.block_until_ready()
+            return
+        except Exception as error:
+            newest = _C.newest_array(device)
+            if not array.is_deleted():
+                raise map_xla_error(error, stage="run") from error
+            array = None if newest is array else newest
+
+
+def _is_ready(array: Any, device: int) -> bool:
+    """Whether a result is there, and where its memory was donated, what it was donated to."""
+    while array is not None:
+        try:
+            return bool(array.is_ready())
+        except Exception:
+            newest = _C.newest_array(device)
+            if not array.is_deleted():
+                raise
+            array = None if newest is array else newest
+    return True
 
 
 def query(device: int) -> bool:
     """Whether the device is idle. Recorded ops are sent off first."""
     _C.flush_all(device, "stream query")
-    last = _C.newest_array(device)
-    return last is None or last.is_deleted() or bool(last.is_ready())
+    return _is_ready(_C.newest_array(device), device)
 
 
 def memory_info(device: int) -> tuple[int, int]:
@@ -230,12 +248,11 @@ class Marker:
         self._finish()
 
     def _block(self) -> None:
-        if self.array is not None and not self.array.is_deleted():
-            self.array.block_until_ready()
+        _wait_for(self.array, self.device)
 
     def query(self) -> bool:
         """Whether the device has passed the marker."""
-        return self.array is None or self.array.is_deleted() or bool(self.array.is_ready())
+        return _is_ready(self.array, self.device)
 
     def synchronize(self) -> None:
         """Wait for the device to pass the marker."""

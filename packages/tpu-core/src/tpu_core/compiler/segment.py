@@ -128,7 +128,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         values: dict[int, jax.Array] = dict(zip(inputs, arguments))
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
-        for node in segment.nodes:
+        for i, node in enumerate(segment.nodes):
             if node.plan is None:
                 (slot,) = node.outputs
                 assert slot is not None
@@ -142,11 +142,13 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 raise
             except Exception as error:
                 shapes = ", ".join(f"{o.dtype}{list(o.shape)}" for o in operands)
-                raise CompilationError(
+                failed = CompilationError(
                     f"The lowering of {node.name} failed: {type(error).__name__}: {error}",
                     values={"operands": shapes},
                     line=node.line or None,
-                ) from error
+                )
+                failed.node = i
+                raise failed from error
             for slot, value in zip(node.outputs, results):
                 if slot is not None:
                     expected = segment.slots[slot]

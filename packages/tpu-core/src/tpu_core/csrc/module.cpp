@@ -150,6 +150,11 @@ PythonError PythonError::current() {
   return error;
 }
 
+bool PythonError::is_interruption() const {
+  return !PyErr_GivenExceptionMatches(type, PyExc_Exception) ||
+      PyObject_HasAttrString(value, "is_interruption");
+}
+
 PythonError::~PythonError() {
   for (auto** object : {&type, &value, &traceback}) release_reference(std::exchange(*object, nullptr));
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 
 namespace tpu {
@@ -240,7 +241,92 @@ void inspect(const Segment& s, const Cut& c, const Mode& m) {
       m.inspect ? arrays(c.inputs) : py::list(), arrays(c.live), function);
 }
 
+// The nodes [begin, end) as a segment of their own. Nodes that read a failed value fail with it and are
+// left out. Its values stay in `s` as well, so that all of them are results and none is donated.
+Segment part_of(const Segment& s, size_t begin, size_t end) {
+  Segment part;
+  part.device = s.device;
+  part.cut = s.cut;
+  std::unordered_map<uint32_t, uint32_t> slots;  // of s, to those of the part
+  auto slot_of = [&](uint32_t slot, bool is_input) {
+    const auto [it, is_new] = slots.try_emplace(slot, static_cast<uint32_t>(part.slots.size()));
+    if (is_new) {
+      part.slots.push_back(s.slots[slot]);
+      part.is_input.push_back(is_input);
+    }
+    return it->second;
+  };
+  for (size_t i = begin; i < end; ++i) {
+    const auto& n = s.nodes[i];
+    const auto* refs = s.refs.data() + n.refs;
+    const auto* operands_end = refs + n.operands;
+    const auto failed = std::find_if(
+        refs, operands_end, [&](auto slot) { return s.slots[slot]->state == State::Failed; });
+    if (failed != operands_end) {
+      for (uint32_t k = 0; k < n.outputs; ++k)
+        if (operands_end[k] != kNoSlot) s.slots[operands_end[k]]->fail(s.slots[*failed]->failure);
+      continue;
+    }
+    Node node = n;
+    node.refs = static_cast<uint32_t>(part.refs.size());
+    node.numbers = static_cast<uint32_t>(part.numbers.size());
+    part.hasher.add(n.signature->hash);
+    for (uint32_t k = 0; k < n.operands; ++k) {
+      part.refs.push_back(slot_of(refs[k], true));
+      part.hasher.add(part.refs.back());
+    }
+    for (uint32_t k = 0; k < n.outputs; ++k)
+      part.refs.push_back(
+          operands_end[k] == kNoSlot ? kNoSlot : slot_of(operands_end[k], false));
+    if (!n.signature->plan) part.hasher.add(part.refs.back());  // as uninitialised memory is recorded
+    const size_t last = i + 1 < s.nodes.size() ? s.nodes[i + 1].numbers : s.numbers.size();
+    for (size_t k = n.numbers; k < last; ++k) {
+      part.numbers.push_back(s.numbers[k]);
+      part.packs.push_back(s.packs[k]);
+      part.compiled_in.push_back(s.compiled_in[k]);
+    }
+    part.nodes.push_back(node);
+  }
+  return part;
+}
+
+// A segment that cannot be compiled, in parts, so that only the op at fault and what depends on it fail.
+void run_apart(Segment& s, const PythonError& error) {
+  const size_t n = s.nodes.size();
+  std::vector<size_t> bounds{0, n / 2, n};
+  // A lowering that fails says which node it is of.
+  py::object known = py::getattr(py::handle(error.value), "node", py::none());
+  if (!known.is_none()) {
+    const auto at = known.cast<size_t>();
+    bounds = {0, at, at + 1, n};
+  }
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+    Segment part;
+    Cut c;
+    {
+      Lock lock(g_mutex, std::defer_lock);
+      acquire(lock);
+      part = part_of(s, bounds[i], bounds[i + 1]);
+      c = decide(part);
+    }
+    if (part.nodes.empty()) continue;
+    try {
+      run(part, c);
+    } catch (const PythonError& again) {
+      // The first error is the one to raise; this one is with the values that it concerns.
+      if (again.is_interruption()) give_up(part, again);
+    }
+  }
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  notify_settled();
+}
+
 }  // namespace
+
+void give_up(Segment& s, const PythonError& error) {
+  fail(s, std::make_shared<const Failure>(Py_NewRef(error.value)));
+}
 
 void run(Segment& s, Cut& c) {
   if (c.failed) {
@@ -277,6 +363,11 @@ void run(Segment& s, Cut& c) {
     Py_INCREF(newest);
     Py_XDECREF(std::exchange(g_newest[s.device], newest));
   } catch (const PythonError& error) {
+    if (error.is_interruption()) throw;
+    if (!c.program && s.nodes.size() > 1) {
+      run_apart(s, error);
+      throw;
+    }
     // Every result of the segment carries the error; so do storages whose old value was donated.
     py::object mapped = callback("segment_failed")(
         py::handle(error.value), export_segment(s, c.key, c.live, {}, s.compiled_in));

@@ -19,8 +19,12 @@ struct Cut {
 };
 Cut decide(Segment& s);
 
-// Runs a segment that was taken off its trace. Holds the GIL; g_mutex is not held.
+// Runs a segment that was taken off its trace. Holds the GIL; g_mutex is not held. Throws what went
+// wrong, and what depends on it carries the error from then on; an interruption leaves every value as it
+// is.
 void run(Segment& s, Cut& c);
+// Makes every value that the segment was to make carry the error.
+void give_up(Segment& s, const PythonError& error);
 
 // The newest result on a device (borrowed), or null: the device runs in order, so waiting for it waits
 // for everything.

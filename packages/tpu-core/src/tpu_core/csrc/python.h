@@ -15,6 +15,9 @@ struct PythonError final : python_error {
   // The exception that is set in the interpreter, taken from it. Needs the GIL.
   static PythonError current();
   PythonError(PythonError&&) = default;
+  // Whether it says nothing about the work that it stopped (Ctrl-C, a compile that is forbidden), which
+  // then stays to be done. Needs the GIL.
+  bool is_interruption() const;
   ~PythonError() override;
 
  private:

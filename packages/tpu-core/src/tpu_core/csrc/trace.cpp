@@ -121,9 +121,25 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
     }
   } relock{lock};
   py::gil_scoped_acquire gil;
-  run(segment, decision);
+  try {
+    run(segment, decision);
+  } catch (const PythonError& error) {
+    if (error.is_interruption() && !put_back(trace, segment)) give_up(segment, error);
+    throw;
+  }
   recycle(std::move(segment));
   drain_references();
+}
+
+bool put_back(Trace* trace, Segment& s) {
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  if (!g_traces.count(trace) || !trace->current.nodes.empty()) return false;
+  for (size_t i = 0; i < s.slots.size(); ++i)
+    if (!s.is_input[i] && s.slots[i]->state == State::Running) s.slots[i]->state = State::Pending;
+  trace->current = std::move(s);
+  notify_settled();
+  return true;
 }
 
 void settle(const ValuePtr& v, Lock& lock, const char* cut) {

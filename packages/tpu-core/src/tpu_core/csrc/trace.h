@@ -81,6 +81,9 @@ void flush_all(int16_t device, const char* cut);  // every thread's traces; -1: 
 
 // Makes `v` Ready (or Host): flushes its trace, waits for another thread's run, raises its error.
 void settle(const ValuePtr& v, Lock& lock, const char* cut);
+// Gives a segment that could not be run back to its trace, to be run at the next cut; false where the
+// trace has gone on or ended. The GIL may be held.
+bool put_back(Trace* trace, Segment& s);
 // Wakes who waits in `settle`, once values of a segment have changed their state. Needs g_mutex.
 void notify_settled();
 

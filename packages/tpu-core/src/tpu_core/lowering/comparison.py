@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tpu_core.lowering.dtypes import cast, promote
 from tpu_core.lowering.registry import lowering, register_table
@@ -49,6 +50,23 @@ def _right_shift(x: Array, bits: Array) -> Array:
     return x >> jnp.where((bits < 0) | (bits > last), jnp.full((), last, bits.dtype), bits)
 
 
+def _on_bits(fn: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """``fn`` on the bits of integers, as unsigned numbers.
+
+    XLA:CPU of jaxlib 0.10 crashes where both operands of a signed ``and`` or ``or`` were narrowed
+    (``x.int() & y.int()`` of int64 tensors).
+    """
+
+    def on_bits(x: Array, y: Array) -> Array:
+        if x.dtype.kind != "i":
+            return fn(x, y)
+        unsigned = np.dtype(f"u{x.dtype.name}")
+        bits = (lax.bitcast_convert_type(a, unsigned) for a in (x, y))
+        return lax.bitcast_convert_type(fn(*bits), x.dtype)
+
+    return on_bits
+
+
 def _rows(name: str, overloads: str, fn: Callable[..., Array]) -> dict[str, Callable[..., Array]]:
     return {f"aten.{name}.{overload}": fn for overload in overloads.split()}
 
@@ -56,7 +74,9 @@ def _rows(name: str, overloads: str, fn: Callable[..., Array]) -> dict[str, Call
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     register_table(_rows(_name, "Tensor Scalar", promoted(getattr(operator, _name))))
 for _name, _fn in {"and": operator.and_, "or": operator.or_, "xor": operator.xor}.items():
-    register_table(_rows(f"bitwise_{_name}", "Tensor Scalar Scalar_Tensor", promoted(_fn)))
+    register_table(
+        _rows(f"bitwise_{_name}", "Tensor Scalar Scalar_Tensor", promoted(_on_bits(_fn)))
+    )
     register_table(_rows(f"logical_{_name}", "default", _logical(_fn)))
 for _name, _fn in {"left": _left_shift, "right": _right_shift}.items():
     _shift = promoted(_fn)

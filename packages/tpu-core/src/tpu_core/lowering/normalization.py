@@ -198,3 +198,21 @@ def renorm(x: jax.Array, p: float, dim: int, maxnorm: float) -> jax.Array:
     limit = cast(maxnorm, size.dtype)
     scale = jnp.where(size > limit, limit / (size + np.asarray(1e-7, size.dtype)), 1)
     return full * scale.astype(full.dtype)
+
+
+@lowering("aten._weight_norm_interface_backward.default")
+def weight_norm_backward(
+    grad_w: jax.Array, v: jax.Array, g: jax.Array, norms: jax.Array, dim: int
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of ``w = v * g / |v|``, the norm taken over every dim but ``dim``.
+
+    ``norms`` has ``g``'s shape, in float32 where ``v`` is narrower (Salimans and Kingma, 2016, eq.
+    3).
+    """
+    math = op_math(v.dtype)
+    grad, wide, norms = cast(grad_w, math), cast(v, math), cast(norms, math)
+    axes = tuple(i for i in range(v.ndim) if i != dim % v.ndim)
+    dot = sum_over(grad * wide, axes, keepdim=True)
+    grad_g = dot / norms
+    grad_v = cast(g, math) / norms * (grad - wide * grad_g / norms)
+    return cast(grad_v, v.dtype), cast(grad_g, g.dtype)

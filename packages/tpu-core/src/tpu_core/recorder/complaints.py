@@ -49,7 +49,8 @@ def complain(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Seq
         # `"bitwise_and_cpu" not implemented for 'Float'` is a mistake; for a dtype that the CPU
         # alone does not have, or an op that it does not have, it is none.
         text = str(error)
-        if "not implemented for" not in text or any(name in text for name in _CPU_LACKS):
+        mistake = "not implemented for" in text or "not supported for complex types" in text
+        if not mistake or any(name in text for name in _CPU_LACKS):
             return
         raise NotImplementedError(text.replace('_cpu"', '_tpu"')) from None
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
@@ -64,10 +65,16 @@ class _CpuTwins:
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._twins: dict[int, torch.Tensor] = {}
 
     def __call__(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.device.type == "cpu":
             return x
+        if id(x) not in self._twins:
+            self._twins[id(x)] = self._twin(x)
+        return self._twins[id(x)]
+
+    def _twin(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
         twin = self._storages.get(storage._cdata)
         if twin is None:
@@ -83,7 +90,8 @@ class _CpuTwins:
 def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """Whether the meta function of ``op`` may have let a mistake pass."""
     named = {a.name: x for a, x in zip(op._schema.arguments, args)}
-    if _dim_out_of_range(named) or _may_overlap(op, args):
+    # Few kernels take complex numbers, and meta functions seldom know which.
+    if _dim_out_of_range(named) or _may_overlap(op, args) or _complex(args):
         return True
     name = overload_name(op).split(".")[1]
     if name.startswith("_foreach_") and name.endswith("_") and _whole_numbers(named["self"]):
@@ -119,6 +127,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
+def _complex(args: Sequence[Any]) -> bool:
+    return any(x.is_complex() for x in _tensors(args))
+
+
 def _whole_numbers(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a result may not fit the dtype that it is written to."""
     return any(not (x.is_floating_point() or x.is_complex()) for x in tensors)
@@ -130,9 +142,38 @@ def _dtypes_differ(args: Arguments) -> bool:
 
 def _floats(args: Arguments) -> bool:
     return any(
-        x.is_floating_point() if isinstance(x, torch.Tensor) else isinstance(x, float)
+        x.is_floating_point() or x.is_complex()
+        if isinstance(x, torch.Tensor)
+        else isinstance(x, (float, complex))
         for x in args.values()
     )
+
+
+def _bools(args: Arguments) -> bool:
+    return any(x.dtype is torch.bool for x in args.values() if isinstance(x, torch.Tensor))
+
+
+def _no_floats(args: Arguments) -> bool:
+    return not (args["self"].is_floating_point() or args["self"].is_complex())
+
+
+def _imaginary(args: Arguments) -> bool:
+    return isinstance(args.get("value"), complex) and not args["self"].is_complex()
+
+
+def _put(args: Arguments) -> bool:
+    x, values = args["self"], args["values"]
+    if values.dtype != x.dtype:
+        return True
+    indices = tuple(
+        slice(None) if i is None else torch.empty(i.shape, dtype=torch.int64, device="meta")
+        for i in args["indices"]
+    )
+    target = torch.empty(x.shape, device="meta")[indices].shape
+    try:
+        return torch.broadcast_shapes(values.shape, target) != target
+    except RuntimeError:
+        return True
 
 
 def _index_not_integer(args: Arguments) -> bool:
@@ -156,7 +197,7 @@ def _convolution(args: Arguments) -> bool:
 
 
 def _range(args: Arguments) -> bool:
-    return args.get("to") is not None and args["from"] >= args["to"]
+    return args.get("to") is not None and (args.get("from") or 0) >= args["to"]
 
 
 def _draws(args: Arguments) -> bool:
@@ -183,6 +224,10 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     ),
     **dict.fromkeys("convolution convolution_overrideable".split(), _convolution),
     **dict.fromkeys("max min argmax argmin".split(), _nothing_to_reduce),
+    **dict.fromkeys("abs neg sign floor ceil round trunc relu remainder fmod rsub".split(), _bools),
+    **dict.fromkeys("_softmax _log_softmax std var std_mean var_mean".split(), _no_floats),
+    **dict.fromkeys("index_put _index_put_impl".split(), _put),
+    "fill": _imaginary,
     "index_select": _index_not_integer,
     "index_add": _source_shape,
     "bucketize": lambda args: args["boundaries"].dim() != 1,

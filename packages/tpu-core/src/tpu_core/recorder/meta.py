@@ -22,6 +22,15 @@ _LIKE = {
 }
 
 
+# Written in Python, these meta functions refuse a 0-d CPU tensor in place of a number.
+_HOST_VALUE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "masked_fill.Tensor masked_fill_.Tensor index_fill.int_Tensor index_fill_.int_Tensor"
+    ).split()
+)
+
+
 def is_random(op: torch._ops.OpOverload) -> bool:
     """Whether the overload draws random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
@@ -30,15 +39,22 @@ def is_random(op: torch._ops.OpOverload) -> bool:
 class MetaTensors:
     """Meta twins of device tensors; tensors that share a storage have twins that do.
 
-    PyTorch's overlap checks compare storages, so ``x[1:].copy_(x[:-1])`` must look the same.
+    PyTorch's overlap checks compare storages, so ``x[1:].copy_(x[:-1])`` must look the same. One
+    tensor has one twin: an ``out=`` that is also an operand must not be resized.
     """
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._twins: dict[int, torch.Tensor] = {}
 
     def __call__(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
+        if id(x) not in self._twins:
+            self._twins[id(x)] = self._twin(x)
+        return self._twins[id(x)]
+
+    def _twin(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu" and x.dim() == 0:
             return x.detach()
         if x.device.type != "tpu":
@@ -54,9 +70,8 @@ class MetaTensors:
 
 # The kernel that a structured overload has on every backend runs the checks and the geometry of
 # PyTorch's own C++ and hands over to the out= overload. The key of a backend that nobody has
-# reaches
-# it; meta functions written in Python shadow it under the meta key, with other words and fewer
-# checks.
+# reaches it; meta functions written in Python shadow it under the meta key, with other words and
+# fewer checks.
 _ANY_BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 
 
@@ -88,6 +103,8 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
     with _disable_current_modes(), torch.no_grad():
         convert = MetaTensors()
         twins = [tree_map(convert, a) for a in args]
+        if overload_name(op) in _HOST_VALUE:
+            twins = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in twins]
         call = [
             torch.device("meta")
             if a.name == "device"
@@ -173,6 +190,26 @@ def _batch_norm_backward_reduce(
     return *sums, *gradients
 
 
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, dtype: Any = None) -> Any:
+    """Geometry as in torch's ``_meta_grouped_mm_common``, for every floating-point dtype."""
+    torch._check(
+        a.is_floating_point() and a.dtype == b.dtype,
+        lambda: f"grouped_mm: expected operands of one float dtype, got {a.dtype} and {b.dtype}",
+    )
+    torch._check(
+        a.size(-1) == b.size(-2),
+        lambda: f"grouped_mm: contraction dimensions differ: {a.size(-1)} and {b.size(-2)}",
+    )
+    groups = [offs.size(0)] if a.dim() == b.dim() == 2 else []
+    if a.dim() == b.dim() == 3:
+        groups = [a.size(0)]
+    return a.new_empty(*groups, a.size(-2), b.size(-1), dtype=dtype or a.dtype)
+
+
+def _weight_norm_backward(grad: Any, v: Any, g: Any, *_: Any) -> Any:
+    return torch.empty_like(v), torch.empty_like(g)
+
+
 def _qr(x: Any) -> Any:
     a = torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT
     return a, x.new_empty(*x.shape[:-2], min(x.shape[-2:]))
@@ -207,5 +244,7 @@ _SPECIAL = {
     "aten._standard_gamma_grad.default": _like(0),
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
+    "aten._grouped_mm.default": _grouped_mm,
+    "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "tpu.arange_.default": lambda self, start, step: self,
 }
