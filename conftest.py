@@ -1,4 +1,4 @@
-"""One temporary cache of programs for the whole session, so that tests share what they compile."""
+"""What all tests share: a temporary cache of programs, and the same random numbers in each run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import os
 import shutil
 import tempfile
 
+import hypothesis
 import pytest
+import torch
+
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,3 +26,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 FOLDER = pytest.StashKey[str]()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
