@@ -30,7 +30,7 @@ def complain(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Seq
     """
     if sum(x.untyped_storage().nbytes() for x in _tensors(args)) > _MOST_BYTES:
         return
-    convert = _CpuTwins()
+    convert = Twins("cpu")
     schema = op._schema.arguments
     call = [
         torch.device("cpu")
@@ -60,30 +60,43 @@ def complain(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Seq
 _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 
 
-class _CpuTwins:
-    """CPU twins of device tensors, uninitialised (integers zero); shared storages stay shared."""
+class Twins:
+    """Tensors on another device in place of those on ``tpu``, with the same geometry and no values.
 
-    def __init__(self) -> None:
+    Tensors that share a storage have twins that do, as PyTorch's overlap checks compare storages:
+    ``x[1:].copy_(x[:-1])`` must look the same. One tensor has one twin: an ``out=`` that is also an
+    operand must not be resized.
+
+    Args:
+        device: Where the twins are.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._twins: dict[int, torch.Tensor] = {}
 
     def __call__(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.device.type == "cpu":
+        if not isinstance(x, torch.Tensor):
             return x
         if id(x) not in self._twins:
-            self._twins[id(x)] = self._twin(x)
+            self._twins[id(x)] = self._of_host(x) if x.device.type != "tpu" else self._twin(x)
         return self._twins[id(x)]
+
+    def _of_host(self, x: torch.Tensor) -> torch.Tensor:
+        """What stands for a tensor that is not on ``tpu``."""
+        return x
 
     def _twin(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
         twin = self._storages.get(storage._cdata)
         if twin is None:
-            twin = torch.UntypedStorage(storage.nbytes(), device="cpu")
-            if not x.is_floating_point():
-                twin.fill_(0)  # type: ignore[attr-defined] # of StorageBase, untyped
+            twin = torch.UntypedStorage(storage.nbytes(), device=self.device)
+            if self.device == "cpu" and not x.is_floating_point():
+                twin.fill_(0)  # type: ignore[attr-defined] # indices in range; of StorageBase
             self._storages[storage._cdata] = twin
         # The device is named because torch.set_default_device may be in force.
-        empty = torch.empty(0, dtype=x.dtype, device="cpu")
+        empty = torch.empty(0, dtype=x.dtype, device=self.device)
         return empty.set_(twin, x.storage_offset(), x.size(), x.stride())
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
-from tpu_core.recorder.complaints import complain, suspicious
+from tpu_core.recorder.complaints import Twins, complain, suspicious
 from tpu_core.recorder.variants import overload_name
 
 # Overloads without a meta function whose outputs are those of another overload.
@@ -36,36 +36,16 @@ def is_random(op: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-class MetaTensors:
-    """Meta twins of device tensors; tensors that share a storage have twins that do.
-
-    PyTorch's overlap checks compare storages, so ``x[1:].copy_(x[:-1])`` must look the same. One
-    tensor has one twin: an ``out=`` that is also an operand must not be resized.
-    """
+class MetaTensors(Twins):
+    """Meta twins; a 0-d CPU tensor, which may stand for a number, stays what it is."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, torch.UntypedStorage] = {}
-        self._twins: dict[int, torch.Tensor] = {}
+        super().__init__("meta")
 
-    def __call__(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        if id(x) not in self._twins:
-            self._twins[id(x)] = self._twin(x)
-        return self._twins[id(x)]
-
-    def _twin(self, x: torch.Tensor) -> torch.Tensor:
+    def _of_host(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu" and x.dim() == 0:
             return x.detach()
-        if x.device.type != "tpu":
-            return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-        storage = x.untyped_storage()
-        twin = self._storages.get(storage._cdata)
-        if twin is None:
-            twin = torch.UntypedStorage(storage.nbytes(), device="meta")
-            self._storages[storage._cdata] = twin
-        empty = torch.empty(0, dtype=x.dtype, device="meta")
-        return empty.set_(twin, x.storage_offset(), x.size(), x.stride())
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
 
 # The kernel that a structured overload has on every backend runs the checks and the geometry of
