@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tpu_core import modes
+from tpu_core import _C, modes
 
 
 @pytest.fixture(params=modes.names())
@@ -186,3 +188,37 @@ def test_stress(mode):
 @pytest.mark.timeout(300)
 def test_stress_for_long(mode):
     stress(20)
+
+
+def test_the_end_waits_for_what_autograds_threads_still_hold():
+    # A thread of autograd that is the last owner of a backward needs the GIL to drop what it holds.
+    # At the interpreter's end that would abort the process, so there it is waited for.
+    held: contextvars.ContextVar[object] = contextvars.ContextVar("held")
+    begun, dropped = threading.Event(), threading.Event()
+
+    class Slow:
+        def __del__(self) -> None:
+            if threading.current_thread() is not main:
+                begun.set()
+                time.sleep(0.3)
+                dropped.set()
+
+    main = threading.current_thread()
+    w = torch.ones(3, device="tpu", requires_grad=True)
+
+    def backward() -> None:
+        held.set(Slow())
+        (w * 2).sum().backward()
+
+    # Which thread is last is a matter of microseconds.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        deadline = time.monotonic() + 120
+        while not begun.is_set() and time.monotonic() < deadline:
+            contextvars.copy_context().run(backward)
+    finally:
+        sys.setswitchinterval(interval)
+    assert begun.is_set()
+    _C.wait_for_autograd()
+    assert dropped.is_set()

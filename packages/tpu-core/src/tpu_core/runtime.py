@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -116,6 +117,7 @@ def _start() -> Runtime:
     )
     _C.set_default_mode(modes.current().native())
     METRICS.set_source(_C.counters)
+    atexit.register(_C.wait_for_autograd)
     return runtime
 
 

@@ -213,6 +213,7 @@ PYBIND11_MODULE(_C, m) {
     return next_seed(generator, -1);
   });
   m.def("flush", [](const char* cut) { flush_current(cut); }, py::arg("cut") = "explicit cut");
+  m.def("wait_for_autograd", &wait_for_autograd);
   m.def("flush_all", [](int device, const char* cut) { flush_all(device, cut); });
   m.def("set_default_mode", [](py::tuple t) { set_default_mode(mode_of(t)); });
   m.def("set_thread_mode", [](std::optional<py::tuple> t) {

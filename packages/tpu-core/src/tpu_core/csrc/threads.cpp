@@ -4,9 +4,11 @@
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 
 namespace tpu {
@@ -32,6 +34,7 @@ Mode g_default_mode;
 thread_local std::shared_ptr<ThreadTraces> t_own;
 thread_local std::shared_ptr<ThreadTraces> t_adopted;
 thread_local int t_adopted_task = -1;
+std::atomic<bool> g_autograd_ran{false};
 
 // Owner of the ThreadTraces that travel with autograd's ThreadLocalState, as a Python capsule.
 void publish(const std::shared_ptr<ThreadTraces>& own) {
@@ -66,6 +69,7 @@ ThreadTraces* thread_traces() {
       t_adopted = std::make_shared<ThreadTraces>();
     }
     t_adopted_task = task;
+    g_autograd_ran = true;
     return t_adopted.get();
   }
   t_own = std::make_shared<ThreadTraces>();
@@ -106,6 +110,16 @@ void flush_current(const char* cut) {
   Lock lock(g_mutex);
   for (auto* t : thread_traces()->by_device)
     if (t) flush(t, lock, cut);
+}
+
+void wait_for_autograd() {
+  if (!g_autograd_ran || in_bad_fork()) return;
+  WithoutGil no_gil;
+  for (int16_t i = 0; i < device_count(); ++i) {
+    const auto options = at::device(at::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(i)));
+    const at::Tensor x = at::empty({1}, options).requires_grad_();
+    torch::autograd::grad({x.view({1})}, {x}, {at::empty({1}, options)});
+  }
 }
 
 }  // namespace tpu

@@ -25,4 +25,10 @@ Trace* current_trace(int16_t device);
 // Runs what this thread has recorded, on every device.
 void flush_current(const char* cut);
 
+// Returns when autograd's threads have let go of every backward that has returned. What they hold of one
+// may need the GIL to be dropped (the context that torch passes to them), and a thread that asks for it
+// while the interpreter ends is ended by it, which aborts the process. They drop the last before they
+// take up the next, so one more of nothing is waited for.
+void wait_for_autograd();
+
 }  // namespace tpu
