@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 
@@ -112,14 +111,13 @@ def test_no_count_is_lost_between_threads(metrics):
 
 
 def test_one_log_line_a_compile(metrics, caplog):
-    with caplog.at_level(logging.INFO, logger="tpu_core"):
+    with caplog.at_level(logging.DEBUG, logger="tpu_core"):
         metrics.compiled(EVENT)
         metrics.compiled(CompileEvent(0.01, "start", source="disk", ops=3))
-    assert [r.getMessage() for r in caplog.records] == [
-        "compiled 57 ops in 0.500 s at train.py:31: mm: (8, 128) -> (8, 131)",
-        "loaded from disk 3 ops in 0.010 s: start",
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", "compiled 57 ops in 0.500 s at train.py:31: mm: (8, 128) -> (8, 131)"),
+        ("DEBUG", "loaded from disk 3 ops in 0.010 s: start"),
     ]
-    assert {r.levelname for r in caplog.records} == {"INFO"}
 
 
 def test_the_log_level_of_the_configuration(monkeypatch, capsys):
@@ -143,44 +141,6 @@ def test_the_log_level_of_the_configuration(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("tpu_core: compiled 57 ops in 0.500 s")
 
 
-def test_the_report_as_text_and_as_rich_tables(metrics):
-    metrics.compiled(EVENT)
-    metrics.compiled(CompileEvent(0.02, "sum: [4] is new", source="disk", ops=2))
-    metrics.fallback("aten.sort.default", "a.py:1", 0.25)
-    metrics.host_sync("a.py:3", "item")
-    metrics.d2h(2048)
-    text = str(metrics.report())
-    assert repr(metrics.report()) == text
-    for part in (
-        "compiles              1 in 0.50 s",
-        "fallbacks to the CPU  1 in 0.25 s",
-        "device to host        1, 2.00 KiB",
-        "mm: (8, 128) -> (8, 131)",
-        "train.py:31",
-        "sum: [4] is new",
-        "aten.sort.default",
-        "a.py:3",
-    ):
-        assert part in text
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(metrics.report())
-    shown = console.export_text()
-    assert "sum: [4] is new" in shown  # not taken for markup
-    assert "aten.sort.default" in shown
-
-
-def test_the_report_is_bounded_and_leaves_out_empty_tables(metrics):
-    assert "Compiles" not in str(metrics.report())
-    for i in range(50):
-        metrics.compiled(CompileEvent(0.1, f"reason {i}"))
-    text = str(metrics.report())
-    assert "Compiles (latest 20 of 50)" in text
-    assert "reason 49" in text
-    assert "reason 29" not in text
-
-
 def test_the_process_wide_metrics():
     assert isinstance(METRICS, Metrics)
 
@@ -195,7 +155,7 @@ def test_no_recompile_names_what_is_new():
             for _ in range(2):  # the reason stays the same until it is compiled
                 with pytest.raises(RecompilationError) as caught:
                     longer.tan()
-                expected = "aten.tan.default: (float32[3, 11]) -> (float32[3, 13])"
+                expected = "aten.tan.default: self float32[3, 11] -> float32[3, 13]"
                 assert caught.value.values["reason"] == expected
                 assert "test_metrics.py" in caught.value.line
         assert METRICS.delta(before)["compiles"] == 0
@@ -210,7 +170,7 @@ def test_the_reason_is_against_the_most_similar_form():
         torch.hypot(z, z)
         with pytest.raises(RecompilationError) as caught, torch.tpu.no_recompile():
             torch.hypot(z, y)
-    expected = "aten.hypot.default: (float32[23], float32[23]) -> (float32[23], float32[1])"
+    expected = "aten.hypot.default: other float32[23] -> float32[1]"
     assert caught.value.values["reason"] == expected
 
 

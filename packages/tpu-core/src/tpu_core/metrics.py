@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ COUNTERS: dict[str, str] = {
 
 # A process that compiles without end must not fill memory with its history.
 _MOST_EVENTS = 10_000
+_MOST_OPS = 1_000_000  # listed in the events; 8 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,15 @@ class CompileEvent:
 
     Attributes:
         seconds: Wall time of the compile or the load.
-        reason: Which op or argument was new, and against what: ``"mm: (8, 128) -> (8, 131)"``.
+        reason: Which op and argument was new, and against what:
+            ``"aten.mm.default: self float32[8, 128] -> float32[8, 131]"``.
         source: ``"compiled"`` by XLA, or loaded from ``"disk"``.
         ops: Number of ops in the program.
         line: The user's line that led to it, ``"train.py:31"``.
         key: Key of the program in the cache.
+        cut: Why the recorded segment ended there: ``"optimizer step"``, ``"item"``, ...
+        contents: The user's line and the name of each op, in order.
+        time: When it was ready, as of `time.time`.
     """
 
     seconds: float
@@ -65,11 +71,31 @@ class CompileEvent:
     ops: int = 0
     line: str | None = None
     key: str = ""
+    cut: str = ""
+    contents: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    time: float = field(default_factory=time.time, compare=False)
 
     def __str__(self) -> str:
         verb = "compiled" if self.source == "compiled" else "loaded from disk"
         where = f" at {self.line}" if self.line else ""
         return f"{verb} {self.ops} ops in {self.seconds:.3f} s{where}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How often a program ran.
+
+    Attributes:
+        count: Number of runs.
+        seconds: Time the host spent in starting them. Programs run asynchronously, so that this is
+            not the device's time, except for small programs on the CPU, which run at once.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+RunSource = Callable[[], Mapping[str, tuple[int, float]]]
 
 
 @dataclass(slots=True)
@@ -95,25 +121,36 @@ class Metrics:
         self._lock = threading.Lock()
         self._totals: Callable[[], Mapping[str, int]] = dict
         self._base: Mapping[str, int] = {}
+        self._runs: RunSource | None = None
+        self._base_runs: Mapping[str, tuple[int, float]] = {}
         self._clear()
 
     def _clear(self) -> None:
         self._count: dict[str, float] = dict.fromkeys(COUNTERS, 0)
-        self._events: deque[CompileEvent] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[CompileEvent] = deque()
+        self._listed = 0  # ops in the events
         self._fallbacks: dict[str, Fallback] = {}
         self._syncs: dict[tuple[str, str | None], int] = {}
 
     def compiled(self, event: CompileEvent) -> None:
-        """Count a program compiled or loaded from disk, and log one line about it."""
+        """Count a program that was made ready, and log one line: a compile as INFO, a load as
+        DEBUG.
+        """
+        compiled = event.source == "compiled"
         with self._lock:
             self._events.append(event)
-            if event.source == "compiled":
+            self._listed += len(event.contents)
+            while len(self._events) > _MOST_EVENTS or (
+                self._listed > _MOST_OPS and len(self._events) > 1
+            ):
+                self._listed -= len(self._events.popleft().contents)
+            if compiled:
                 self._count["compiles"] += 1
                 self._count["compile_seconds"] += event.seconds
             else:
                 self._count["cache_hits_disk"] += 1
                 self._count["disk_load_seconds"] += event.seconds
-        logger.info("%s", event)
+        logger.log(logging.INFO if compiled else logging.DEBUG, "%s", event)
 
     def cache_miss(self) -> None:
         """Count a program found neither in memory nor on disk."""
@@ -160,10 +197,34 @@ class Metrics:
         with self._lock:
             self._totals, self._base = totals, base
 
+    def set_runs(self, runs: RunSource) -> None:
+        """Where the counts of single programs come from.
+
+        Args:
+            runs: Gives the number of runs and their seconds (see `Runs`) by key of the program.
+        """
+        base = dict(runs())
+        with self._lock:
+            self._runs, self._base_runs = runs, base
+
     def compile_events(self) -> list[CompileEvent]:
-        """The programs compiled or loaded, oldest first; the latest 10,000 are kept."""
+        """The programs compiled or loaded, oldest first: the latest 10,000, fewer of large ones."""
         with self._lock:
             return list(self._events)
+
+    def runs(self) -> dict[str, Runs] | None:
+        """How often each program ran, by its key; None where that is not counted."""
+        source = self._runs
+        if source is None:
+            return None
+        totals = source()
+        with self._lock:
+            base = self._base_runs
+        found = {}
+        for key, (count, seconds) in totals.items():
+            earlier, earlier_seconds = base.get(key, (0, 0.0))
+            found[key] = Runs(count - earlier, seconds - earlier_seconds)
+        return found
 
     def fallbacks(self) -> dict[str, Fallback]:
         """Count, seconds and first line of each op that ran on the CPU."""
@@ -199,8 +260,9 @@ class Metrics:
     def reset(self) -> None:
         """Set every counter to zero and forget the events."""
         base = self._totals()
+        base_runs = dict(self._runs()) if self._runs else {}
         with self._lock:
-            self._base = base
+            self._base, self._base_runs = base, base_runs
             self._clear()
 
     def report(self) -> Report:

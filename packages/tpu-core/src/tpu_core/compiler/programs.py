@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from tpu_core import _build_info
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.compiler import segment as segments
-from tpu_core.compiler.reasons import Reasons
+from tpu_core.compiler.reasons import Reasons, listing
 from tpu_core.compiler.segment import Segment
 from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
@@ -89,13 +89,13 @@ class ProgramBuilder:
         device = self._client.devices[s.device]
         started = time.perf_counter()
         executable = self._from_disk(key, device)
-        source = "disk"
+        source: Literal["compiled", "disk"] = "disk"
         if executable is None:
             if _forbidden:
                 raise RecompilationError(
                     "A program would have to be compiled inside torch.tpu.no_recompile().",
-                    values={"reason": reason, "ops": len(s.nodes)},
-                    line=line or None,
+                    values={"reason": reason.text, "ops": len(s.nodes)},
+                    line=reason.line or line or None,
                 )
             METRICS.cache_miss()
             source = "compiled"
@@ -112,7 +112,16 @@ class ProgramBuilder:
         loaded = pjrt.load(executable, s.outputs(), device)
         seconds = time.perf_counter() - started
         METRICS.compiled(
-            CompileEvent(seconds, reason, source, len(s.nodes), line or None, key)  # type: ignore[arg-type]
+            CompileEvent(
+                seconds,
+                reason.text,
+                source,
+                len(s.nodes),
+                reason.line or line or None,
+                key,
+                cut=s.cut,
+                contents=listing(s),
+            )
         )
         return Program(
             loaded.execute,

@@ -26,7 +26,14 @@ def reset_metrics() -> None:
 
 
 def compile_report() -> Any:
-    """A table of compiles with their reasons, cache hits, fallbacks and host syncs; print it."""
+    """Compiles with their reasons, cache hits, fallbacks and host syncs.
+
+    ``print`` shows it as tables. Its ``save_html(path)`` writes a page, which a notebook shows at
+    once: the ops of each program with their lines, why it was cut and what made it necessary.
+
+    Example:
+        >>> torch.tpu.compile_report().save_html("compiles.html")
+    """
     from tpu_core.metrics import METRICS
 
     return METRICS.report()

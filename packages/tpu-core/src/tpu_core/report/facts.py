@@ -1,0 +1,116 @@
+"""What a report shows, taken from the metrics: programs, causes of recompiles, totals."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpu_core.errors_base import format_bytes
+from tpu_core.metrics import CompileEvent, Fallback, Runs
+
+if TYPE_CHECKING:
+    from tpu_core.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """A program: how it was made, and how often it ran since."""
+
+    event: CompileEvent
+    runs: Runs
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Programs that were compiled at one line for one reason, the changing numbers aside.
+
+    Attributes:
+        count, seconds: Number of programs and the time that making them took.
+        line: The user's line.
+        reason: The reason of the latest.
+    """
+
+    count: int
+    seconds: float
+    line: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that a report shows.
+
+    Attributes:
+        totals: Name and count, in words.
+        programs: In the order in which they were made.
+        causes: Of programs that are not the first of their ops, the costliest first.
+        fallbacks: Ops that ran on the CPU, the slowest first.
+        syncs: (reason, line, count) of waits for the device, the most frequent first.
+        runs_counted: Whether the runs of each program are known.
+        time: When they were collected, as of `time.time`.
+    """
+
+    totals: list[tuple[str, str]]
+    programs: list[ProgramFacts]
+    causes: list[Cause]
+    fallbacks: list[tuple[str, Fallback]]
+    syncs: list[tuple[str, str | None, int]]
+    runs_counted: bool
+    time: float
+
+
+def collect(metrics: Metrics) -> Facts:
+    """The facts of ``metrics`` at this moment."""
+    events, runs = metrics.compile_events(), metrics.runs()
+    syncs = sorted(metrics.host_syncs().items(), key=lambda item: -item[1])
+    return Facts(
+        _totals(metrics.snapshot()),
+        [ProgramFacts(e, (runs or {}).get(e.key, Runs())) for e in events],
+        _causes(events),
+        sorted(metrics.fallbacks().items(), key=lambda item: -item[1].seconds),
+        [(reason, line, count) for (reason, line), count in syncs],
+        runs is not None,
+        time.time(),
+    )
+
+
+def _totals(count: dict[str, float]) -> list[tuple[str, str]]:
+    totals = [
+        ("compiles", f"{count['compiles']:.0f} in {count['compile_seconds']:.2f} s"),
+        ("loaded from disk", timed(count["cache_hits_disk"], count["disk_load_seconds"])),
+        ("found in memory", f"{count['cache_hits_memory']:.0f}"),
+        ("programs run", f"{count['executions']:.0f}"),
+        ("segments", f"{count['segments']:.0f}"),
+        ("ops recorded", f"{count['ops']:.0f}"),
+        ("fallbacks to the CPU", timed(count["fallbacks"], count["fallback_seconds"])),
+        ("host syncs", f"{count['host_syncs']:.0f}"),
+        ("host to device", f"{count['h2d_count']:.0f}, {format_bytes(count['h2d_bytes'])}"),
+        ("device to host", f"{count['d2h_count']:.0f}, {format_bytes(count['d2h_bytes'])}"),
+    ]
+    if count["debug_checks"]:
+        totals.append(("debug checks", f"{count['debug_checks']:.0f}"))
+    return totals
+
+
+def _causes(events: Sequence[CompileEvent]) -> list[Cause]:
+    groups: dict[tuple[str | None, str], list[CompileEvent]] = {}
+    for event in events:
+        if FIRST_USE not in event.reason:
+            kind = re.sub(r"\d+", "N", event.reason)
+            groups.setdefault((event.line, kind), []).append(event)
+    causes = [
+        Cause(len(group), sum(e.seconds for e in group), line, group[-1].reason)
+        for (line, _), group in groups.items()
+    ]
+    return sorted(causes, key=lambda cause: -cause.seconds)
+
+
+FIRST_USE = ": first use"  # in the reason of a program whose op was new altogether
+
+
+def timed(count: float, seconds: float) -> str:
+    """``"3 in 0.12 s"``."""
+    return f"{count:.0f} in {seconds:.2f} s"

@@ -1,0 +1,91 @@
+"""Reasons of compiles: the argument that is new, or how known ops stand together anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tpu_core import modes
+from tpu_core.metrics import METRICS
+
+WHOLE = modes.Mode("whole", max_ops=0)  # segments end where the test ends them
+
+
+def reason_of(work: Callable[[], object]) -> tuple[str, str]:
+    """Reason and line of the one program that ``work`` needs."""
+    before = len(METRICS.compile_events())
+    result = work()
+    torch.tpu.synchronize()
+    del result
+    (event,) = METRICS.compile_events()[before:]
+    return event.reason, event.line or ""
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    t = torch.zeros(shape).to("tpu")
+    t.add_(0)  # on the device, as a whole value
+    torch.tpu.synchronize()
+    return t
+
+
+def test_arguments_that_are_compiled_in_are_named():
+    x = zeros(5, 6)
+    with torch.tpu.set_eager_mode("strict"):
+        x.logcumsumexp(0)
+        reason, line = reason_of(lambda: x.logcumsumexp(1))
+    assert reason == "aten.logcumsumexp.default: dim 0 -> 1"
+    assert "test_reasons.py" in line
+
+
+def test_layouts_and_lists():
+    x, y = zeros(7, 7), zeros(4, 7)
+    with torch.tpu.set_eager_mode("strict"):
+        x.i0(), y.i0()
+        reason, _ = reason_of(lambda: x.t().i0())
+        assert reason == "aten.i0.default: self float32[7, 7] -> float32[7, 7] with strides [1, 7]"
+        assert reason_of(lambda: y.t().i0())[0].endswith("] -> float32[7, 4]")
+        torch.stack([x, x])
+        reason, _ = reason_of(lambda: torch.stack([x, x, x]))
+        assert "tensors 2 items -> 3 items" in reason
+
+
+def test_growing_storages_behind_a_window_of_one_size():
+    x, longer = zeros(31, 5), zeros(32, 5)
+    with torch.tpu.set_eager_mode("strict"):
+        x[2:4].erfinv()
+        reason, _ = reason_of(lambda: longer[2:4].erfinv())
+    assert "with storage [31, 5] -> float32[2, 5] with storage [32, 5]" in reason
+
+
+def test_known_ops_in_a_new_order():
+    x = zeros(3, 29)
+    with modes.using(WHOLE):
+        reason_of(lambda: x.sin().cos().tan().exp())
+        reason, _ = reason_of(lambda: x.sin().cos().exp())
+        assert reason.startswith("known ops in a new order (3 ops, cut at: synchronize): op 3 is ")
+        assert reason.endswith("aten.exp.default, where an earlier program had aten.tan.default")
+        reason, _ = reason_of(lambda: x.sin().cos().tan())
+        assert reason.endswith("ends after 3 of the 4 ops of an earlier program")
+        reason, _ = reason_of(lambda: x.sin().cos().tan().exp().sin())
+        assert reason.endswith("op 5 is aten.sin.default, where an earlier program ended")
+
+
+def test_results_that_are_read_later():
+    x = zeros(3, 37)
+    kept = []
+
+    def work(keep: bool) -> torch.Tensor:
+        y = x.sinh()
+        if keep:
+            kept.append(y)
+        return y.cosh()
+
+    with modes.using(WHOLE):
+        reason_of(lambda: work(keep=False))
+        reason, line = reason_of(lambda: work(keep=True))
+    assert reason == (
+        "same ops as before, but the result of aten.sinh.default is read later, which it was not "
+        "before"
+    )
+    assert line.endswith(f"in {work.__name__}")
