@@ -103,6 +103,14 @@ class Config:
     segment_ops: int = _setting(
         "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 2_000
     )
+    performance_warnings: bool = _setting(
+        "TPU_PERFORMANCE_WARNINGS",
+        BOOL,
+        "Whether a program is told once what makes it slow: reads from the device in every step, "
+        "and a device that waits for its `DataLoader`.",
+        True,
+        shown="`1`",
+    )
     debug_nans: bool = _setting(
         "TPU_DEBUG_NANS",
         BOOL,

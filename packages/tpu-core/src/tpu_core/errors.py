@@ -386,6 +386,41 @@ class ConfigurationError(TpuError, ValueError):
     remedy = "Correct the value, or unset the variable to get the default."
 
 
+class HostSyncWarning(TpuWarning):
+    """A line of a loop reads from the device in nearly every step.
+
+    **How it happens.** `loss.item()`, `float(loss)`, `if loss > 1`, `print(loss)`, `.cpu()` and
+    `x[mask]` need a value now. The host waits until everything before is computed, and the device
+    then waits until the host has recorded the next step. The warning comes once a line, when the
+    line has read 20 times with no compile in between, each time leaving the device without work,
+    and more often than every third optimizer step, or, where no optimizer steps, than every fifth
+    program. A loss that is read every tenth step does not bring it, nor does the loss of the step
+    before while the next one runs.
+
+    ```console
+    train.py:31: HostSyncWarning: [TPU1016] This line reads from the device in nearly every step...
+    ```
+
+    **How to fix it.** Add up on the device and read every so many steps:
+
+    ```python
+    total += loss.detach()
+    if step % 50 == 49:
+        print(total.item() / 50)
+        total.zero_()
+    ```
+
+    `torch.where(mask, x, 0)` instead of `x[mask]` keeps the shape, so that nothing is read.
+    `TPU_PERFORMANCE_WARNINGS=0` silences this; `torch.tpu.compile_report()` lists all such lines.
+    """
+
+    code = "TPU1016"
+    remedy = (
+        "Add up on the device (total += loss.detach()) and read every so many steps. "
+        "TPU_PERFORMANCE_WARNINGS=0 silences this."
+    )
+
+
 def error_classes() -> list[type[Documented]]:
     """Every documented error and warning class, by code, errors before warnings of one code."""
     found = [

@@ -1,8 +1,10 @@
-"""The logger ``tpu_core`` and its level (``TPU_LOG``)."""
+"""The logger ``tpu_core`` and its level (``TPU_LOG``), and warnings at the user's line."""
 
 from __future__ import annotations
 
 import logging
+import re
+import warnings
 
 from tpu_core.config import config
 
@@ -24,3 +26,17 @@ def configure() -> None:
             _handler = logging.StreamHandler()
             _handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
             logger.addHandler(_handler)
+
+
+def warn_at(line: str | None, warning: Warning) -> None:
+    """Show a warning at the user's line, of which this thread's stack may know nothing.
+
+    Args:
+        line: As the extension gives it: ``"/home/a/train.py:31 in step"``.
+        warning: What is shown.
+    """
+    place = re.fullmatch(r"(.+):(\d+) in .+", line or "")
+    if place:
+        warnings.warn_explicit(warning, None, place[1], int(place[2]))
+    else:
+        warnings.warn(warning, stacklevel=3)

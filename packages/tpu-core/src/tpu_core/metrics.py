@@ -197,6 +197,10 @@ class Metrics:
         with self._lock:
             self._totals, self._base = totals, base
 
+    def programs_made(self) -> int:
+        """Number of programs compiled or loaded; cheaper than a snapshot."""
+        return int(self._count["compiles"] + self._count["cache_hits_disk"])
+
     def set_runs(self, runs: RunSource) -> None:
         """Where the counts of single programs come from.
 

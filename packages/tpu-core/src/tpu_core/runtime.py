@@ -153,16 +153,20 @@ def _inspect(
 
 
 def _to_host(array: Any, reason: str) -> torch.Tensor:
+    from tpu_core.host_syncs import SYNCS
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.xla_status import map_xla_error
 
-    METRICS.host_sync(_C.user_line() or None, reason)
+    line = _C.user_line() or None
+    METRICS.host_sync(line, reason)
     try:
         host = pjrt.fetch(array)
     except Exception as error:
         raise map_xla_error(error, stage="run") from error
     METRICS.d2h(host.nbytes)
+    if line is not None and config().performance_warnings:
+        SYNCS.read(line, reason, array)
     return host
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import time
-import warnings
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch.utils._pytree import tree_map
 from tpu_core import _C
 from tpu_core.config import config
 from tpu_core.errors import FallbackError, FallbackWarning, UnsupportedOpError
+from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
 from tpu_core.recorder.variants import overload_name, written_arguments
 
@@ -43,17 +42,8 @@ def run_on_cpu(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
             f"({seconds * 1e3:.1f} ms this time, copies included).",
             line=line,
         )
-        _warn_at(line, warning)
+        warn_at(line, warning)
     return result
-
-
-def _warn_at(line: str | None, warning: Warning) -> None:
-    """Show a warning at the user's line, of which this thread's stack may know nothing."""
-    place = re.fullmatch(r"(.+):(\d+) in .+", line or "")
-    if place:
-        warnings.warn_explicit(warning, None, place[1], int(place[2]))
-    else:
-        warnings.warn(warning, stacklevel=3)
 
 
 def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: str) -> Any:
