@@ -69,6 +69,8 @@ def test_known_ops_in_a_new_order():
         assert reason.endswith("ends after 3 of the 4 ops of an earlier program")
         reason, _ = reason_of(lambda: x.sin().cos().tan().exp().sin())
         assert reason.endswith("op 5 is aten.sin.default, where an earlier program ended")
+        reason, _ = reason_of(lambda: x.cos().tan().exp())
+        assert reason.endswith("the last 3 as in an earlier program")
 
 
 def test_results_that_are_read_later():

@@ -93,13 +93,16 @@ class Reasons:
             closest = min(same, key=lambda k: len(k.live ^ now.live) + len(k.donated ^ now.donated))
             return _changed_ends(s, closest)
         what = f"known ops in a new order ({len(s.nodes)} ops, cut at: {s.cut})"
-        lengths = [_common(k.forms, now.forms) for k in self._latest]
-        length = max(lengths, default=0)
+        starts = [_common(k.forms, now.forms) for k in self._latest]
+        ends = [_common(k.forms[::-1], now.forms[::-1]) for k in self._latest]
+        length = max(starts, default=0)
         last = s.nodes[-1].line if s.nodes else None
+        if max(ends, default=0) > length:
+            return Reason(f"{what}: the last {max(ends)} as in an earlier program", last)
         if length == 0:
             return Reason(what, last or None)
         # Of several, the latest.
-        before = self._latest[len(lengths) - 1 - lengths[::-1].index(length)].forms
+        before = self._latest[len(starts) - 1 - starts[::-1].index(length)].forms
         if length == len(now.forms) == len(before):
             return Reason(f"{what}: as before, but on other values", last or None)
         if length == len(now.forms):
