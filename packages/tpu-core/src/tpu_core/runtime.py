@@ -71,7 +71,7 @@ def initialize() -> Runtime:
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
 
-    from tpu_core import logs, lowering
+    from tpu_core import input_pipeline, logs, lowering
     from tpu_core.cache.store import ExecutableStore
     from tpu_core.compiler import programs
     from tpu_core.metrics import METRICS
@@ -119,6 +119,7 @@ def _start() -> Runtime:
     METRICS.set_source(_C.counters)
     if (program_runs := getattr(_C, "program_runs", None)) is not None:
         METRICS.set_runs(program_runs)
+    input_pipeline.watch()
     atexit.register(_C.wait_for_autograd)
     return runtime
 
