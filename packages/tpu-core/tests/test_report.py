@@ -7,13 +7,16 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tpu_core import _C
+from tpu_core.cli.app import app
 from tpu_core.metrics import METRICS, CompileEvent, Metrics
 
 LISTED = (("/home/a/train.py:31 in step", "aten.mm"),) * 2 + (
@@ -250,3 +253,22 @@ def test_each_compile_and_load_of_a_program_is_logged_and_shown(caplog):
     shown = [text for name, text in page.texts.items() if name.startswith("program-")]
     assert any(" XLA " in text and "float32[2, 42]" in text for text in shown)
     assert any(" cache folder " in text and "the same program again" in text for text in shown)
+
+
+def test_the_report_of_a_script_by_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "print(sys.argv[1:], torch.full((2, 43), 3.0, device='tpu').sum().item())\n"
+        "sys.exit(3)\n"
+    )
+    file = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["report", "--html", str(file), str(script), "--html", "x"])
+    assert result.exit_code == 3
+    assert result.stdout == "['--html', 'x'] 258.0\n"
+    assert str(file) in result.stderr
+    programs = Page(file.read_text()).texts["programs"]
+    assert "script.py:2 in <module>" in programs and "float32[2, 43]" in programs
+    assert "Totals" in CliRunner().invoke(app, ["report", str(script)]).stderr

@@ -227,6 +227,9 @@ class Metrics:
         found = {}
         for key, (count, seconds) in totals.items():
             earlier, earlier_seconds = base.get(key, (0, 0.0))
+            # Programs that were dropped and made again count from zero.
+            if count < earlier:
+                earlier, earlier_seconds = 0, 0.0
             found[key] = Runs(count - earlier, seconds - earlier_seconds)
         return found
 

@@ -18,6 +18,7 @@ from tpu_core._version import __version__
 from tpu_core.cli.cache import app as cache_app
 from tpu_core.cli.doctor import doctor
 from tpu_core.cli.ops import ops
+from tpu_core.cli.report import report
 from tpu_core.errors import TpuError
 
 ENTRY_POINT_GROUP = "tpu_core.cli"
@@ -72,6 +73,9 @@ app = typer.Typer(
 )
 app.command()(doctor)
 app.command()(ops)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    report
+)
 app.add_typer(cache_app, name="cache")
 
 

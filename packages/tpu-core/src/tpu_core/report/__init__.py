@@ -105,7 +105,15 @@ def _details(facts: Facts) -> list[Table]:
         ),
         Table(
             _title("Compiles", len(programs), "latest"),
-            ("seconds", "source", "ops", *(("runs",) if counted else ()), "cut", "line", "reason"),
+            (
+                "seconds",
+                "source",
+                "ops",
+                *(("runs (host)",) if counted else ()),
+                "cut",
+                "line",
+                "reason",
+            ),
             compiles,
         ),
         Table(
