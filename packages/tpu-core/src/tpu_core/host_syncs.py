@@ -53,7 +53,7 @@ class _Window:
 
 
 class HostSyncs:
-    """Watches reads from the device. Thread-safe; a read costs it about 2 µs."""
+    """Watches reads from the device. Thread-safe; it adds up to 4 µs to a read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
