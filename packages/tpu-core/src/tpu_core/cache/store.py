@@ -152,7 +152,10 @@ class ExecutableStore:
             return False
         path = self.path(key)
         try:
-            self._write(path, head, payload)
+            try:
+                self._write(path, head, payload)
+            except FileNotFoundError:  # the folder was removed meanwhile
+                self._write(path, head, payload)
         except OSError as error:
             self._writable = False
             self._warn(
@@ -288,11 +291,8 @@ class ExecutableStore:
         return self.refusal()
 
     def _write(self, path: Path, head: bytes, payload: bytes) -> None:
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-        except FileNotFoundError:  # the whole folder was removed while this process runs
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         # mkstemp makes the file 0600. No fsync: after a crash the checksum finds a torn file.
         descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
         try:
