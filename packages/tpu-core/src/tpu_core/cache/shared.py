@@ -124,6 +124,16 @@ class SharedTier:
             _at_exit(self._finish)
         self._uploads.put((key, payload, manifest))
 
+    def has(self, key: str) -> bool:
+        """Whether there is an entry of ``key``; not where nothing answers."""
+        if self._rest["read"].now():
+            return False
+        try:
+            return self._within_timeout(lambda: self._exists(key))
+        except Exception as error:
+            self._failed("read", error)
+            return False
+
     def problem(self) -> str | None:
         """Why the store cannot be read now, or None: a look-up of an entry that is not there."""
         try:
@@ -211,6 +221,10 @@ class SharedTier:
         filesystem, root = self._open()
         data: bytes = filesystem.cat_file(f"{root}/{relative_path(key)}")
         return data
+
+    def _exists(self, key: str) -> bool:
+        filesystem, root = self._open()
+        return bool(filesystem.exists(f"{root}/{relative_path(key)}"))
 
     def _write(self, key: str, data: bytes) -> None:
         filesystem, root = self._open()

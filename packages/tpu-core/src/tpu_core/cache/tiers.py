@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tpu_core.cache.fingerprint import fingerprint
@@ -51,6 +51,22 @@ class TieredStore:
         stored = self.disk.put(key, payload, manifest)
         self.shared.put(key, payload, manifest)
         return stored
+
+    def publish(self, keys: Iterable[str]) -> int:
+        """Upload entries that only the disk has, in the background.
+
+        Args:
+            keys: Which entries to look at; those that the disk lacks are passed over.
+
+        Returns:
+            Number of uploads that were begun.
+        """
+        begun = 0
+        for key in keys:
+            if not self.shared.has(key) and (entry := self.disk.get(key)) is not None:
+                self.shared.put(key, entry.payload, entry.manifest)
+                begun += 1
+        return begun
 
 
 def open_store(settings: Config) -> ExecutableStore | TieredStore | None:
