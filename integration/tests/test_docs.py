@@ -43,7 +43,9 @@ def test_reference_pages_are_those_the_code_generates() -> None:
     run("docs/generate.py", "--check")
 
 
-@pytest.mark.parametrize("page", ["tutorials/quickstart.md", "index.md", "../README.md"])
+@pytest.mark.parametrize(
+    "page", ["tutorials/quickstart.md", "reference/cache.md", "index.md", "../README.md"]
+)
 def test_code_on_the_page_prints_what_the_page_shows(page: str) -> None:
     steps = blocks(ROOT / "docs" / page)
     assert steps
