@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -104,7 +105,7 @@ def test_an_entry_under_another_keys_name_is_not_taken(url, tmp_path):
 
 UNREACHABLE = {
     "no such protocol": "nosuch://bucket/programs",
-    "refused connection": "http://127.0.0.1:9/programs",
+    "refused connection": "ftp://127.0.0.1:9/programs",
     "a file in the way": "file:///dev/null/programs",
 }
 
@@ -237,10 +238,15 @@ def test_a_second_machine_compiles_nothing(tmp_path):
     assert clean(PROGRAM, TPU_CACHE_DIR=str(tmp_path / "two")) == "36.0 False True\n"
 
 
-def test_a_program_with_a_store_that_cannot_be_reached_runs_and_ends(tmp_path):
-    result = run(PROGRAM, TPU_CACHE_DIR=str(tmp_path), TPU_CACHE_URL="http://127.0.0.1:9/programs")
+def test_a_program_with_a_store_that_never_answers_runs_and_ends(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, says nothing
+        url = f"ftp://127.0.0.1:{server.getsockname()[1]}/programs"
+        result = run(
+            PROGRAM, TPU_CACHE_DIR=str(tmp_path), TPU_CACHE_URL=url, TPU_CACHE_TIMEOUT="0.5"
+        )
     assert (result.returncode, result.stdout) == (0, "36.0 True False\n")
     assert result.stderr.count("CacheWarning") == 1
+    assert f"{url} cannot be read (TimeoutError: no answer in 0.5 s)" in result.stderr
 
 
 SLOW = """

@@ -83,6 +83,11 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():
+                # All that is there joins the oldest generation, which is rarely looked through;
+                # as young objects they would be, in the first step.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
