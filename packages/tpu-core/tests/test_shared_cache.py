@@ -275,6 +275,29 @@ def test_the_end_of_a_process_waits_for_uploads_and_not_for_ever(timeout, delay,
     assert stored or "1 programs were not stored" in result.stderr
 
 
+ASYNCHRONOUS = """
+import time
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.memory import MemoryFileSystem
+from tpu_core.cache import SharedTier
+class Slow(MemoryFileSystem):
+    def pipe_file(self, path, value, **options):
+        time.sleep(0.2)
+        super().pipe_file(path, value, **options)
+        print("stored", flush=True)
+tier = SharedTier("memory://", timeout=60)
+tier._filesystem = AsyncFileSystemWrapper(Slow()), "/programs"
+for key in "ab":
+    tier.put(key, b"payload", {})
+print("end", flush=True)
+"""
+
+
+def test_an_asynchronous_filesystem_still_works_at_the_end_of_a_process():
+    # It runs calls in threads of concurrent.futures, which refuses new ones in atexit's functions.
+    assert clean(ASYNCHRONOUS) == "end\nstored\nstored\n"
+
+
 FORKED = """
 import os, sys, threading
 from tpu_core.cache import SharedTier
