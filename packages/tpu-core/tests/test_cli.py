@@ -124,6 +124,16 @@ def test_doctor_reports_an_unusable_cache_folder(tpu, tmp_path):
     assert "TPU_CACHE_DIR" in result.output
 
 
+def test_doctor_says_whether_the_shared_cache_answers(tpu, tmp_path):
+    assert re.search(r"ok +shared +off", tpu("doctor").output)
+    good = tpu("doctor", TPU_CACHE_URL=f"file://{tmp_path}/shared")
+    assert re.search(r"ok +shared +file://\S+/shared \(readable\)", good.output)
+    bad = tpu("doctor", TPU_CACHE_URL="nosuch://user:secret@bucket/programs")
+    assert re.search(r"warning +shared +nosuch://...@bucket/programs cannot be read", bad.output)
+    assert "Check TPU_CACHE_URL" in bad.output
+    assert "secret" not in bad.output
+
+
 def test_doctor_reports_torch_of_another_version(monkeypatch):
     module = types.ModuleType("tpu_core._build_info")
     module.TORCH_VERSION = "2.12.1+cpu"

@@ -1,10 +1,7 @@
-"""The disk cache under a running device: damage, refusal, and processes that compile at once."""
+"""The disk cache under a running device: damage and refusal."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -77,35 +74,6 @@ def test_a_folder_that_cannot_be_used_costs_one_warning(what, tmp_path):
     assert (result.returncode, result.stdout) == (0, COMPILED)
     assert result.stderr.count("CacheWarning") == 1
     assert what in result.stderr and "kept in memory only" in result.stderr
-
-
-def test_two_processes_compile_the_same_program_at_once(tmp_path):
-    folder = tmp_path / "cache"
-    # Both wait with the device started, so that they compile at the same time.
-    code = f"""
-import pathlib, time, torch
-folder = pathlib.Path({str(tmp_path)!r})
-torch.tpu.init()
-(folder / str(__import__("os").getpid())).touch()
-while sum(f.is_file() for f in folder.iterdir()) < 2:
-    time.sleep(0.001)
-{PROGRAM}
-"""
-    environment = {**os.environ, "TPU_CACHE_DIR": str(folder)}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=100) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
-    assert [(out[:4], err) for out, err in outputs] == [("36.0", "")] * 2
-    assert clean(PROGRAM, TPU_CACHE_DIR=str(folder)) == LOADED
 
 
 def test_programs_are_dumped_and_compiles_logged(tmp_path):

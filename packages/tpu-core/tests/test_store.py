@@ -204,19 +204,52 @@ def test_a_folder_of_another_user_is_refused(store, monkeypatch):
     assert other.prune(all=True) == (0, 0)
 
 
-def test_a_folder_that_cannot_be_written_still_serves_what_it_has(store, monkeypatch):
-    store.put("old", b"payload", {})
+class FullFile:
+    """A file on a disk without space: the first byte goes in, the rest does not."""
 
-    def full(*args, **kwargs):
+    def __init__(self, file):
+        self.file = file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.file.close()
+
+    def write(self, data):
+        self.file.write(data[:1])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tpu_core.cache.store.tempfile, "mkstemp", full)
-    with pytest.warns(CacheWarning, match="No space left on device") as caught:
-        assert store.put("new", b"payload", {}) is False
-        assert store.put("newer", b"payload", {}) is False
+
+def failing(code):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+REFUSALS = {
+    "a full disk": ("os.fdopen", lambda *args: FullFile(open(*args)), "No space left on device"),
+    "no more files": ("tempfile.mkstemp", failing(errno.EDQUOT), "quota exceeded"),
+    "mounted read-only": ("tempfile.mkstemp", failing(errno.EROFS), "Read-only file system"),
+    "no permission": ("os.replace", failing(errno.EACCES), "Permission denied"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
+def test_a_folder_that_cannot_be_written_still_serves_what_it_has(store, monkeypatch, refusal):
+    name, function, words = refusal
+    store.put("old", b"payload", {})
+    with monkeypatch.context() as patched:
+        patched.setattr(f"tpu_core.cache.store.{name}", function)
+        with pytest.warns(CacheWarning, match=words) as caught:
+            assert store.put("new", b"payload", {}) is False
+            assert store.put("newer", b"payload", {}) is False
     assert len(caught) == 1
     assert str(store.directory) in str(caught[0].message)
     assert store.get("old") is not None
+    assert store.get("new") is None
+    assert [p.name for p in store.directory.rglob(".tmp-*")] == []
 
 
 def test_a_folder_removed_while_running_is_made_again(store):
@@ -227,6 +260,22 @@ def test_a_folder_removed_while_running_is_made_again(store):
     assert store.get("key") is None
     assert store.put("key", b"payload", {})
     assert store.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_removed_in_the_middle_of_a_write_is_made_again(store, monkeypatch):
+    import shutil
+
+    replace, removed = os.replace, []
+
+    def remove_first(*args):
+        if not removed:
+            removed.append(shutil.rmtree(store.directory))
+        replace(*args)
+
+    monkeypatch.setattr(tpu_core.cache.store.os, "replace", remove_first)
+    assert store.put("key", b"payload", {})
+    assert removed
+    assert store.get("key") == Entry({}, b"payload")
 
 
 def test_a_failed_write_leaves_no_temporary_file(store, monkeypatch):
@@ -355,6 +404,38 @@ def test_two_processes_that_write_one_entry_at_once_never_read_half_of_it(tmp_pa
     assert entry.payload == entry.manifest["who"].encode() * 200_000
     assert store.verify() == []
     assert [p.name for p in store.directory.rglob(".tmp-*")] == []
+
+
+EVICTING_WRITER = """
+import random
+from tpu_core.cache import ExecutableStore
+name, limit = sys.argv[2], int(sys.argv[3])
+store, draw = ExecutableStore(sys.argv[1], limit), random.Random(name)
+sys.stdin.readline()  # all start at once
+for i in range(100):
+    assert store.put(f"{name} {i}", name.encode() * draw.randrange(1000, 8000), {})
+    for who in "abc":  # there and whole, or evicted
+        entry = store.get(f"{who} {draw.randrange(i + 1)}")
+        assert entry is None or set(entry.payload.decode()) == {who}
+print(store.counts.dropped, store.counts.evicted > 0)
+"""
+
+
+def test_the_limit_holds_against_processes_that_write_at_once(tmp_path):
+    limit = 200_000
+    writers = [run_python(EVICTING_WRITER, tmp_path / "cache", name, limit) for name in "abc"]
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        out, err = writer.communicate(timeout=100)
+        assert (writer.returncode, out, err) == (0, "0 True\n", "")
+    store = ExecutableStore(tmp_path / "cache", limit)
+    # Each looks at the folder again after a tenth of the limit of its own.
+    assert 0 < store.size() <= limit * 1.3
+    assert store.verify() == []
+    store.put("last", bytes(limit // 20), {})
+    assert store.size() <= limit
 
 
 def test_a_writer_killed_half_way_leaves_no_entry(tmp_path):

@@ -15,7 +15,18 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from tpu_core.config_kinds import BOOL, BYTES, FOLDER, INDICES, PLATFORM, Kind, choice, integer
+from tpu_core.config_kinds import (
+    BOOL,
+    BYTES,
+    FOLDER,
+    INDICES,
+    PLATFORM,
+    SECONDS,
+    URL,
+    Kind,
+    choice,
+    integer,
+)
 from tpu_core.errors import ConfigurationError
 
 
@@ -93,7 +104,23 @@ class Config:
         shown="`10G`",
     )
     cache: str = _setting(
-        "TPU_CACHE", choice("on", "off"), "Whether executables are kept on disk.", "on"
+        "TPU_CACHE",
+        choice("on", "off"),
+        "Whether executables are kept beyond the process, on disk and in the shared cache.",
+        "on",
+    )
+    cache_url: str | None = _setting(
+        "TPU_CACHE_URL",
+        URL,
+        "Cache that many machines share, behind the folder: any URL of fsspec. Entries are "
+        "executable code: name only what you trust.",
+    )
+    cache_timeout: float = _setting(
+        "TPU_CACHE_TIMEOUT",
+        SECONDS,
+        "Longest wait for the shared cache, in seconds: of a read, and for uploads at the exit.",
+        10.0,
+        shown="`10`",
     )
     memory_limit: int | None = _setting(
         "TPU_MEMORY_LIMIT",

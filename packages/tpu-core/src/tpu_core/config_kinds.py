@@ -52,6 +52,18 @@ def integer(least: int) -> Kind:
     return Kind("integer", parse, f"an integer of at least {least}")
 
 
+def _parse_seconds(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _parse_url(text: str) -> str:
+    if not re.match(r"[A-Za-z][\w+.-]*:", text):
+        raise ValueError(text)
+    return text
+
+
 def parse_size(text: str) -> int:
     """Bytes from ``"4096"``, ``"500M"``, ``"1.5GiB"``; the units are binary (K = 1024).
 
@@ -82,3 +94,5 @@ INDICES = Kind("list of integers", _parse_indices, "distinct device indices such
 BYTES = Kind("bytes", parse_size, "a number of bytes such as 4096, 500M or 10G")
 FOLDER = Kind("folder", lambda text: Path(text).expanduser(), "a folder")
 BOOL = Kind("bool", lambda text: _SWITCH[text.lower()], "1, 0, true, false, on, off, yes, no")
+SECONDS = Kind("seconds", _parse_seconds, "a number of seconds above 0")
+URL = Kind("URL", _parse_url, "a URL such as s3://bucket/folder or file:///mnt/shared/folder")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +31,7 @@ class Runtime:
     Attributes:
         client: The PJRT client.
         builder: Makes programs for segments.
-        store: The disk cache, or None.
+        store: The cache beyond this process, or None.
     """
 
     client: Any
@@ -63,17 +66,38 @@ def initialize() -> Runtime:
     with _lock:
         if _state is not None:
             return _state
-        _state = _start()
+        with _collector_paused():
+            _state = _start()
         _owner = os.getpid()
     return _state
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Importing jax makes a million objects that stay; looking for garbage among them takes a
+    quarter of the start.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            if not gc.get_freeze_count():
+                # All that is there joins the oldest generation, which is rarely looked through;
+                # as young objects they would be, in the first step.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
 
 
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
 
     from tpu_core import input_pipeline, logs, lowering
-    from tpu_core.cache.store import ExecutableStore
+    from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
+    from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.recorder import describe, miss, variants
@@ -82,10 +106,7 @@ def _start() -> Runtime:
     client = pjrt.start()
     _keep_workers_quiet()
     lowering.load()
-    settings = config()
-    store = (
-        ExecutableStore(settings.cache_dir, settings.cache_size) if settings.cache == "on" else None
-    )
+    store = open_store(config())
     builder = programs.ProgramBuilder(client, store)
     runtime = Runtime(client, builder, store)
     devices = client.devices
@@ -111,7 +132,14 @@ def _start() -> Runtime:
             "query": query,
         }
     )
-    _C.register_overloads(variants.recorded_overloads())
+    # Working them out takes a fifth of the start.
+    overloads = remembered_names(
+        store,
+        variants.recorded_overloads,
+        versions=programs.source_versions(),
+        lowerings=" ".join(entry.op for entry in REGISTRY),
+    )
+    _C.register_overloads(overloads)
     _C.set_internal_prefixes(
         tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
     )

@@ -8,6 +8,7 @@ in a file is trusted before it is checked, and nothing is ever unpickled.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -92,8 +93,12 @@ def owned(status: os.stat_result) -> bool:
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
-def read_header(file: BinaryIO) -> Header:
+def read_header(file: BinaryIO, total: int) -> Header:
     """Read and check everything before the payload, and that the payload has its full size.
+
+    Args:
+        file: The entry, from its beginning.
+        total: Bytes in it.
 
     Raises:
         CorruptEntryError: It is not an entry, or not a complete one.
@@ -119,7 +124,7 @@ def read_header(file: BinaryIO) -> Header:
     kinds = {"key": str, "size": int, "sha256": str, "manifest": dict}
     if any(type(known[name]) is not kind for name, kind in kinds.items()):
         raise CorruptEntryError("has a corrupt header")
-    found = os.fstat(file.fileno()).st_size - _PREFIX.size - length
+    found = total - _PREFIX.size - length
     if found != known["size"]:
         what = "is truncated" if found < known["size"] else "has data after its end"
         raise CorruptEntryError(f"{what} ({found} of {known['size']} bytes)")
@@ -135,12 +140,29 @@ def read_entry(path: Path, key: str | None = None) -> tuple[Header, bytes]:
     """
     with open_entry(path) as file:
         try:
-            header = read_header(file)
+            header = read_header(file, os.fstat(file.fileno()).st_size)
             payload = file.read(header.size)
         except OSError as error:
             raise CorruptEntryError(f"cannot be read ({error.strerror})") from None
+    _check(header, payload, key)
+    return header, payload
+
+
+def decode(data: bytes, key: str) -> tuple[Header, bytes]:
+    """The header and payload of an entry in memory, checked as `read_entry` checks a file.
+
+    Raises:
+        CorruptEntryError: It is not an entry, is damaged, or belongs to another key.
+    """
+    file = io.BytesIO(data)
+    header = read_header(file, len(data))
+    payload = file.read(header.size)
+    _check(header, payload, key)
+    return header, payload
+
+
+def _check(header: Header, payload: bytes, key: str | None) -> None:
     if key is not None and header.key != key:
         raise CorruptEntryError("belongs to another key")
     if hashlib.sha256(payload).hexdigest() != header.sha256:
         raise CorruptEntryError("does not match its checksum")
-    return header, payload

@@ -114,9 +114,8 @@ class ExecutableStore:
         self._written_since_scan = 0
 
     def path(self, key: str) -> Path:
-        """The file of a key; keys are hashed, so that any text is a safe file name."""
-        name = hashlib.sha256(key.encode()).hexdigest()
-        return self.directory / name[:2] / f"{name[2:]}{_SUFFIX}"
+        """The file of a key."""
+        return self.directory / relative_path(key)
 
     def get(self, key: str) -> Entry | None:
         """The entry of ``key``, or None. A damaged entry is removed, with one `CacheWarning`."""
@@ -153,7 +152,10 @@ class ExecutableStore:
             return False
         path = self.path(key)
         try:
-            self._write(path, head, payload)
+            try:
+                self._write(path, head, payload)
+            except FileNotFoundError:  # the folder was removed meanwhile
+                self._write(path, head, payload)
         except OSError as error:
             self._writable = False
             self._warn(
@@ -180,7 +182,7 @@ class ExecutableStore:
             try:
                 with open_entry(path) as file:
                     status = os.fstat(file.fileno())
-                    header = read_header(file)
+                    header = read_header(file, status.st_size)
             except (OSError, CorruptEntryError):
                 continue
             found.append(
@@ -289,11 +291,8 @@ class ExecutableStore:
         return self.refusal()
 
     def _write(self, path: Path, head: bytes, payload: bytes) -> None:
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-        except FileNotFoundError:  # the whole folder was removed while this process runs
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         # mkstemp makes the file 0600. No fsync: after a crash the checksum finds a torn file.
         descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
         try:
@@ -353,6 +352,12 @@ class ExecutableStore:
 
     def _warn(self, what: str, remedy: str) -> None:
         warnings.warn(CacheWarning(what, remedy=remedy), stacklevel=4)
+
+
+def relative_path(key: str) -> str:
+    """Where the entry of a key is in a cache; keys are hashed: any text is a safe file name."""
+    name = hashlib.sha256(key.encode()).hexdigest()
+    return f"{name[:2]}/{name[2:]}{_SUFFIX}"
 
 
 def _listing(directory: Path) -> list[os.DirEntry[str]]:

@@ -1,4 +1,4 @@
-"""``tpu cache ls|verify|prune``: look after the executable cache on disk."""
+"""``tpu cache ls|verify|prune|warm``: look after the executable cache on disk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tpu_core.cache import ExecutableStore
+from tpu_core.cli.warm import warm
 from tpu_core.config import config
 from tpu_core.config_kinds import parse_size
 from tpu_core.errors import format_bytes
 
-app = typer.Typer(no_args_is_help=True, help="List, check and empty the executable cache on disk.")
+app = typer.Typer(no_args_is_help=True, help="List, check, empty and fill the executable cache.")
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+    }
+)(warm)
 
 _Number = TypeVar("_Number", int, float)
 _AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -11,41 +11,20 @@ import platform as python_platform
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import Literal
 
 from tpu_core import platforms
-from tpu_core.cache import ExecutableStore
+from tpu_core.cache.shared import without_credentials
+from tpu_core.cli.cache_checks import check_cache as check_cache
+from tpu_core.cli.check import Check as Check
+from tpu_core.cli.check import Status as Status
 from tpu_core.config import config, misspelt_variables, settings
-from tpu_core.errors import ConfigurationError, TpuNotAvailableError, format_bytes
-
-Status = Literal["ok", "warning", "broken"]
+from tpu_core.errors import ConfigurationError, TpuNotAvailableError
 
 _REQUIRED = ("torch", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OURS = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-distributed", "tpu-kernels")
 _RIVALS = ("torch_tpu", "torch_xla", "torch_npu")
 _OTHER_VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the doctor's answer.
-
-    Attributes:
-        section: Heading it stands under.
-        name: What was looked at.
-        value: What was found.
-        status: ``"broken"`` keeps the device from working, ``"warning"`` does not.
-        remedy: What to do, where the status is not ``"ok"``.
-    """
-
-    section: str
-    name: str
-    value: str
-    status: Status = "ok"
-    remedy: str = ""
 
 
 def run_checks() -> list[Check]:
@@ -171,7 +150,7 @@ def check_environment() -> Iterator[Check]:
     ours = {spec.env for spec in settings()}
     names = sorted(n for n in os.environ if n in ours or n.startswith(("TPU_", "LIBTPU_")))
     for name in [*names, *(n for n in _OTHER_VARIABLES if n in os.environ)]:
-        yield Check(section, name, os.environ[name])
+        yield Check(section, name, without_credentials(os.environ[name]))
     for name, meant in misspelt_variables(os.environ):
         yield Check(
             section, name, "is read by nothing", "warning", f"Did you mean {meant}? Rename it."
@@ -260,35 +239,3 @@ def _check_slot() -> Check:
     value = f"held by another backend, as '{holder}'"
     remedy = "Uninstall the other backend, or use a separate virtual environment."
     return Check(section, name, value, "broken", remedy)
-
-
-def check_cache() -> Iterator[Check]:
-    """The cache folder: size, and whether it can be used."""
-    section = "Cache"
-    try:
-        settings = config()
-    except ConfigurationError:
-        return
-    if settings.cache == "off":
-        yield Check(section, "disk cache", "off (TPU_CACHE=off)")
-        return
-    store = ExecutableStore(settings.cache_dir, settings.cache_size)
-    folder = str(store.directory)
-    if refusal := store.refusal():
-        remedy = "Set TPU_CACHE_DIR to a folder of your own, or `chmod 700` this one."
-        yield Check(section, "folder", f"{folder} {refusal}", "warning", remedy)
-        return
-    if not _writable(store.directory):
-        remedy = "Fix its permissions, or set TPU_CACHE_DIR to a folder of your own."
-        yield Check(section, "folder", f"{folder} cannot be written", "warning", remedy)
-    else:
-        yield Check(section, "folder", f"{folder} (writable)")
-    size = f"{format_bytes(store.size())} of {format_bytes(store.size_limit)}"
-    yield Check(section, "size", f"{len(store.ls())} entries, {size}")
-
-
-def _writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest parent that exists, can be written."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)

@@ -20,6 +20,7 @@ import torch
 from tpu_core import _build_info
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
+from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import segment as segments
 from tpu_core.compiler.reasons import Reasons, listing
 from tpu_core.compiler.segment import Segment
@@ -67,10 +68,10 @@ class ProgramBuilder:
 
     Args:
         client: The PJRT client.
-        store: The disk cache, or None.
+        store: The cache beyond this process, or None.
     """
 
-    def __init__(self, client: pjrt.Client, store: ExecutableStore | None) -> None:
+    def __init__(self, client: pjrt.Client, store: ExecutableStore | TieredStore | None) -> None:
         self._client = client
         self._store = store
         self._reasons = Reasons()
@@ -142,9 +143,9 @@ class ProgramBuilder:
         return fingerprint(
             segment=s.key,
             constants=repr(s.constants()),
-            device=self._client.devices[s.device].id,
+            device=self._client.device_key(s.device),
             platform=self._client.version,
-            versions=_versions(),
+            versions=source_versions(),
         )
 
     def _from_disk(self, key: str, device: Any) -> Any:
@@ -179,7 +180,7 @@ class ProgramBuilder:
 
 
 @functools.cache
-def _versions() -> str:
+def source_versions() -> str:
     """Versions of everything that decides what a recorded node means."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from jax._src.sharding_impls import SingleDeviceSharding
 from tpu_core.config import config
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
+from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.platforms import Platform, resolve, visible_indices
 
 # The dtypes of the arrays that lifted numbers travel in; the extension's enum Pack.
@@ -37,13 +39,19 @@ class Client:
         platform: The platform and why it was chosen.
         devices: JAX devices of ``tpu:0``, ``tpu:1``, ...
         backend: The PJRT client.
-        version: Platform version, part of every cache key.
+        version: Version of the platform and what it makes code for, part of every cache key.
     """
 
     platform: Platform
     devices: tuple[Any, ...]
     backend: Any
     version: str
+
+    def device_key(self, index: int) -> int | None:
+        """What a cache key says of the device: nothing where a program serves each of them."""
+        # A program for one CPU or GPU is loaded for any other, in any process. Whether libtpu
+        # does that is not known.
+        return self.devices[index].id if self.platform.name == "tpu" else None
 
 
 def start() -> Client:
@@ -80,7 +88,16 @@ def start() -> Client:
     if not picked:
         raise TpuNotAvailableError(f"Platform '{platform.name}' has no visible device.")
     backend = picked[0].client
-    return Client(platform, picked, backend, f"{backend.platform} {backend.platform_version}")
+    return Client(platform, picked, backend, _version(backend))
+
+
+def _version(backend: Any) -> str:
+    parts = [backend.platform, backend.platform_version, os.environ.get("XLA_FLAGS", "")]
+    if backend.platform == "cpu":
+        parts += [machine(), instruction_set()]
+    else:
+        parts.append(os.environ.get("LIBTPU_INIT_ARGS", ""))
+    return " ".join(part for part in parts if part)
 
 
 @functools.cache

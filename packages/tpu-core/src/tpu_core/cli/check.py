@@ -1,0 +1,27 @@
+"""What a check of ``tpu doctor`` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warning", "broken"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's answer.
+
+    Attributes:
+        section: Heading it stands under.
+        name: What was looked at.
+        value: What was found.
+        status: ``"broken"`` keeps the device from working, ``"warning"`` does not.
+        remedy: What to do, where the status is not ``"ok"``.
+    """
+
+    section: str
+    name: str
+    value: str
+    status: Status = "ok"
+    remedy: str = ""
