@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent
 PYTHON = "3.11"
 TORCH = "torch==2.13.0"
 PACKAGES = ("tpu-core", "tpu-eager")  # in the order of their dependencies
+BENCHMARKS = ("import_time", "recording_cost", "models")  # scripts; the rest is what they share
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
@@ -238,12 +239,12 @@ def docs(s: nox.Session) -> None:
 
 @session
 def bench(s: nox.Session) -> None:
-    """Benchmarks: every script of ``integration/benchmarks``, or those named after ``--``."""
+    """Benchmarks, all of them or ``nox -s bench -- models --only mlp``: a table each."""
     prepare(s, "test", "examples")
     folder = ROOT / "integration" / "benchmarks"
-    names = s.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "harness")
+    names, options = (s.posargs[:1], s.posargs[1:]) if s.posargs else (BENCHMARKS, [])
     for name in names:
-        python(s, folder / f"{name.removesuffix('.py')}.py")
+        python(s, folder / f"{name.removesuffix('.py')}.py", *options)
 
 
 @session

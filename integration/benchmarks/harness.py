@@ -49,15 +49,24 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)
+
+
 def report(title: str, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Print the rows as a table and append them to ``--json``."""
     table = Table(title=title)
     for name in rows[0]:
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
-        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+        table.add_row(*map(_cell, row.values()))
     where = machine()
-    console = Console()
+    # In a file or a pipe a table is not broken to a terminal's width.
+    console = Console(width=None if sys.stdout.isatty() else 180)
     console.print(table)
     console.print(", ".join(f"{k} {v}" for k, v in where.items()), style="dim", highlight=False)
     if options.json:
