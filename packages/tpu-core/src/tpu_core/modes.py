@@ -28,6 +28,8 @@ class Mode:
         max_ops: The trace is cut when it has so many ops; None reads ``TPU_SEGMENT_OPS``.
         wait: Wait for each segment before going on.
         cut_after_optimizer_step: Cut where a training step ends.
+        cut_at_repetitions: Cut a loop that nothing else cuts once a round, or every few rounds
+            where they are short, at the same place in each, rather than at every ``max_ops`` ops.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.
     """
@@ -36,12 +38,13 @@ class Mode:
     max_ops: int | None
     wait: bool = False
     cut_after_optimizer_step: bool = False
+    cut_at_repetitions: bool = False
     inspect: Inspect | None = None
 
-    def native(self) -> tuple[int, bool, Inspect | None]:
+    def native(self) -> tuple[int, bool, Inspect | None, bool]:
         """The extension's form of the mode."""
         bound = config().segment_ops if self.max_ops is None else self.max_ops
-        return bound, self.wait, self.inspect
+        return bound, self.wait, self.inspect, self.cut_at_repetitions
 
 
 STRICT = Mode("strict", max_ops=1)

@@ -259,6 +259,10 @@ void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::S
       raise_failed(c);
       if (c.device < 0) c.device = current_device();
       Trace* trace = current_trace(c.device);
+      if (trace->cut_due) {
+        flush(trace, lock, trace->cut_due);
+        continue;
+      }
       if (settle_operands(c, trace, lock)) continue;
       if (d.random) add_seed(c, d, args, n);
       if (d.random)
@@ -309,9 +313,13 @@ void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::S
       ++counters().ops;
       c.reads.clear();
       c.writes.clear();
-      const auto bound = mode().max_ops;
-      if (bound && static_cast<int64_t>(s.nodes.size()) >= bound)
-        flush(trace, lock, bound == 1 ? "one op a segment" : "size bound");
+      const auto& m = mode();
+      const auto n = static_cast<int64_t>(s.nodes.size());
+      if (m.max_ops && m.repetitions)
+        // Once the next op comes, what only this one's caller still held is gone.
+        trace->cut_due = trace->cut_points.after_op(signature->hash.lo, n, m.max_ops);
+      else if (m.max_ops && n >= m.max_ops)
+        flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
       break;
     }
   }

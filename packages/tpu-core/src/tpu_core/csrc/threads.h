@@ -12,6 +12,7 @@ struct Mode {
   int64_t max_ops = 1;     // cut when a segment has so many ops; 0: no bound
   bool wait = false;       // wait for each segment
   PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
+  bool repetitions = false;     // cut loops where they repeat, before they reach max_ops
 };
 Mode& mode();
 void set_default_mode(const Mode& m);

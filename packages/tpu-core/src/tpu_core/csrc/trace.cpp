@@ -65,6 +65,7 @@ void Trace::restart() {
   current = std::exchange(t_spare, Segment());
   current.device = device;
   current.stamp = ++g_stamp;
+  cut_due = nullptr;
 }
 
 uint32_t Trace::input_slot(const ValuePtr& v) {
@@ -99,6 +100,7 @@ uint32_t Trace::output_slot(const ValuePtr& v) {
 
 void flush(Trace* trace, Lock& lock, const char* cut) {
   if (trace->current.nodes.empty()) return;
+  if (cut != kCutAtRepetition && cut != kCutAtBound) trace->cut_points.forced_cut();
   Segment segment = std::move(trace->current);
   trace->restart();
   segment.cut = cut;

@@ -6,6 +6,7 @@
 // Python's compiler.
 #pragma once
 
+#include "cut_points.h"
 #include "hash.h"
 #include "lines.h"
 #include "python.h"
@@ -65,6 +66,8 @@ struct Trace {
   ~Trace();
   int16_t device;
   Segment current;
+  CutPoints cut_points;
+  const char* cut_due = nullptr;  // why the next op starts a new segment
   void restart();
   uint32_t input_slot(const ValuePtr& v);
   uint32_t output_slot(const ValuePtr& v);
