@@ -28,6 +28,7 @@ class Mode:
         max_ops: The trace is cut when it has so many ops; None reads ``TPU_SEGMENT_OPS``.
         wait: Wait for each segment before going on.
         cut_after_optimizer_step: Cut where a training step ends.
+        pads: Segments that differ from earlier ones in sizes alone run on padded arrays.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.
     """
@@ -36,6 +37,7 @@ class Mode:
     max_ops: int | None
     wait: bool = False
     cut_after_optimizer_step: bool = False
+    pads: bool = False
     inspect: Inspect | None = None
 
     def native(self) -> tuple[int, bool, Inspect | None]:

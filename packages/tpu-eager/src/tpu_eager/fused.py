@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from tpu_core.modes import Mode
 
-FUSED = Mode("fused", max_ops=None, cut_after_optimizer_step=True)
+FUSED = Mode("fused", max_ops=None, cut_after_optimizer_step=True, pads=True)

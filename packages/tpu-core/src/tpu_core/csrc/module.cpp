@@ -86,6 +86,7 @@ py::object value_array(const at::Tensor& t, const char* reason) {
     py::object array = callback("device_put")(py::cast(host), value->device);
     value->set_array(array.release().ptr());
   }
+  drop_padding(*value);
   return py::reinterpret_borrow<py::object>(value->array);
 }
 
