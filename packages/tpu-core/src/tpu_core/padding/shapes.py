@@ -205,7 +205,7 @@ def _pad_by_size(context: Context, x: Padded, value: Padded, axis: int, low: Siz
     shape = list(array.shape)
     shape[axis] += context.space.padded(low)
     starts = [np.int32(0)] * len(shape)
-    starts[axis] = jnp.asarray(context.space.actual(low), np.int32)
+    starts[axis] = jnp.asarray(context.space.actual(low), np.int32)  # type: ignore[call-overload]
     array = lax.dynamic_update_slice(jnp.full(shape, value.array), array, starts)
     # What follows it is the padding value, so that its length does not matter.
     return Padded(array, (*x.dims[:axis], (static(shape[axis]),), *x.dims[axis + 1 :]))
