@@ -40,10 +40,10 @@ class Mode:
     pads: bool = False
     inspect: Inspect | None = None
 
-    def native(self) -> tuple[int, bool, Inspect | None]:
+    def native(self) -> tuple[int, bool, bool, Inspect | None]:
         """The extension's form of the mode."""
         bound = config().segment_ops if self.max_ops is None else self.max_ops
-        return bound, self.wait, self.inspect
+        return bound, self.wait, self.pads, self.inspect
 
 
 STRICT = Mode("strict", max_ops=1)

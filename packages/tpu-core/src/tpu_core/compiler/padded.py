@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpu_core import modes
 from tpu_core.compiler.segment import Segment
 from tpu_core.metrics import METRICS
 from tpu_core.padding.arrays import PaddedArray, fitted
@@ -52,8 +51,6 @@ class PaddedPrograms:
 
     def remember(self, s: Segment, program: Program) -> None:
         """Take note of a segment that runs as it was recorded."""
-        if not modes.active().pads:
-            return
         form, integers = self._describe(s)
         family = self._families.setdefault(form, Family())
         self._families.move_to_end(form)
@@ -68,8 +65,6 @@ class PaddedPrograms:
             s: The segment.
             arrays: Its inputs.
         """
-        if not modes.active().pads:
-            return None
         form, integers = self._describe(s)
         family = self._families.get(form)
         if family is None or family.refusal:

@@ -86,19 +86,22 @@ class ProgramBuilder:
         self._reasons = Reasons()
         self._padded = PaddedPrograms(self, client)
 
-    def build(self, exported: dict[str, Any], arrays: list[Any] | None = None) -> Program:
+    def build(
+        self, exported: dict[str, Any], arrays: list[Any] | None = None, pads: bool = False
+    ) -> Program:
         """A program for an exported segment: loaded from the cache or compiled.
 
         Args:
             exported: The segment, from the extension.
             arrays: Its inputs, where it is about to run.
+            pads: Whether it may run on padded arrays.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
         s = Segment.from_export(exported)
-        padded = self._padded.serve(s, arrays) if arrays is not None else None
+        padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded
         loaded, key = self.obtain(
@@ -106,7 +109,8 @@ class ProgramBuilder:
         )
         self._reasons.remember(s)
         program = self.program(s, loaded, key)
-        self._padded.remember(s, program)
+        if pads:
+            self._padded.remember(s, program)
         return program
 
     def obtain(

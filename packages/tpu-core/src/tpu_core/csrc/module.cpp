@@ -132,12 +132,12 @@ const char* state_name(const at::Tensor& t) {
 py::object mode_tuple(const Mode& m) {
   py::object inspect = py::none();
   if (m.inspect) inspect = py::reinterpret_borrow<py::object>(m.inspect);
-  return py::make_tuple(m.max_ops, m.wait, inspect);
+  return py::make_tuple(m.max_ops, m.wait, m.pads, inspect);
 }
 
 Mode mode_of(const py::tuple& t) {
-  PyObject* inspect = t[2].is_none() ? nullptr : py::object(t[2]).release().ptr();
-  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect};
+  PyObject* inspect = t[3].is_none() ? nullptr : py::object(t[3]).release().ptr();
+  return {t[0].cast<int64_t>(), t[1].cast<bool>(), t[2].cast<bool>(), inspect};
 }
 
 }  // namespace

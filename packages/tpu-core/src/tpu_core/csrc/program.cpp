@@ -214,8 +214,8 @@ void fail(Segment& s, std::shared_ptr<const Failure> why) {
 Program* compile(const Segment& s, const Cut& c) {
   py::list arrays;
   for (auto i : c.inputs) arrays.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
-  py::object info =
-      callback("compile")(export_segment(s, c.key, c.live, c.donated, c.mask), arrays);
+  py::object info = callback("compile")(
+      export_segment(s, c.key, c.live, c.donated, c.mask), arrays, mode().pads);
   auto fresh = std::make_unique<Program>();
   fresh->execute = info.attr("execute");
   fresh->handlers = info.attr("handlers");

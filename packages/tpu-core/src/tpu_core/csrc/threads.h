@@ -11,6 +11,7 @@ namespace tpu {
 struct Mode {
   int64_t max_ops = 1;     // cut when a segment has so many ops; 0: no bound
   bool wait = false;       // wait for each segment
+  bool pads = false;       // segments that differ in sizes alone run on padded arrays
   PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
 };
 Mode& mode();

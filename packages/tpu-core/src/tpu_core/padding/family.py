@@ -23,7 +23,7 @@ _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Recording:
     """A segment as it was recorded once, its integers, and the program that runs it as it is."""
 
@@ -87,7 +87,10 @@ class Family:
         return values
 
     def _restart(self, recordings: list[Recording]) -> None:
-        self.recordings = recordings[-_MOST_RECORDINGS:]
+        # One that has a program of its own stays: padded ones are checked against it.
+        exact = [r for r in recordings if r.program is not None][-1:]
+        others = [r for r in recordings if r not in exact]
+        self.recordings = exact + others[-_MOST_RECORDINGS + 1 :]
         self.fit = None
         self.programs = {}
         self._traces = []
