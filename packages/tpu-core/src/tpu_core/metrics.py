@@ -30,6 +30,7 @@ COUNTERS: dict[str, str] = {
     "disk_load_seconds": "Seconds spent loading them.",
     "cache_misses": "Programs found in neither.",
     "executions": "Programs run.",
+    "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
     "segments": "Segments of recorded ops that were cut.",
     "ops": "Ops recorded.",
     "signatures": "Forms of ops seen: overload, shapes, dtypes and static arguments.",
@@ -151,6 +152,11 @@ class Metrics:
                 self._count["cache_hits_disk"] += 1
                 self._count["disk_load_seconds"] += event.seconds
         logger.log(logging.INFO if compiled else logging.DEBUG, "%s", event)
+
+    def padded_execution(self) -> None:
+        """Count a run of a program on padded arrays."""
+        with self._lock:
+            self._count["padded_executions"] += 1
 
     def cache_miss(self) -> None:
         """Count a program found neither in memory nor on disk."""

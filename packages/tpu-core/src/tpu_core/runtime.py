@@ -99,6 +99,7 @@ def _start() -> Runtime:
     from tpu_core.compiler import programs
     from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
+    from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.recorder import describe, miss, variants
 
@@ -121,7 +122,9 @@ def _start() -> Runtime:
             "inspect": _inspect,
             "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
             "device_put": lambda tensor, device: pjrt.put_tensor(tensor, devices[device]),
-            "move": lambda array, device: pjrt.move(array, devices[device]),
+            "move": lambda array, device: arrays.moved(array, devices[device]),
+            "padded_array": arrays.PaddedArray,
+            "exact": lambda array, device: arrays.exact(array, devices[device]),
             "to_host": _to_host,
             "memory_info": memory_info,
             "event_record": Marker.record,
@@ -184,13 +187,14 @@ def _inspect(
 def _to_host(array: Any, reason: str) -> torch.Tensor:
     from tpu_core.host_syncs import SYNCS
     from tpu_core.metrics import METRICS
+    from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.xla_status import map_xla_error
 
     line = _C.user_line() or None
     METRICS.host_sync(line, reason)
     try:
-        host = pjrt.fetch(array)
+        host = pjrt.fetch(arrays.on_host(array))
     except Exception as error:
         raise map_xla_error(error, stage="run") from error
     METRICS.d2h(host.nbytes)

@@ -8,4 +8,6 @@ from __future__ import annotations
 
 from tpu_core.modes import Mode
 
-FUSED = Mode("fused", max_ops=None, cut_after_optimizer_step=True, cut_at_repetitions=True)
+FUSED = Mode(
+    "fused", max_ops=None, cut_after_optimizer_step=True, cut_at_repetitions=True, pads=True
+)

@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from tpu_core import _build_info
@@ -22,7 +23,8 @@ from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import segment as segments
-from tpu_core.compiler.reasons import Reasons, listing
+from tpu_core.compiler.padded import PaddedPrograms
+from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Segment
 from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
@@ -35,15 +37,23 @@ logger = logging.getLogger("tpu_core")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the extension needs to run a segment, and what reports need to explain it."""
+    """What the extension needs to run a segment, and what reports need to explain it.
+
+    Attributes:
+        execute: Runs it: of a loaded executable, or a function of a list of arrays.
+        handlers: Result handlers of the executable; None where ``execute`` gives the results.
+        compiled_in: For each number whether it is a constant of the program; None: as the extension
+            proposed.
+    """
 
     execute: Any
-    handlers: tuple[Any, ...]
+    handlers: tuple[Any, ...] | None
     temporary_bytes: int
     checks_memory: bool
     key: str
     ops: int
     line: str
+    compiled_in: list[bool] | None = None
 
 
 _forbidden = 0  # blocks that forbid compiling, in any thread
@@ -75,18 +85,45 @@ class ProgramBuilder:
         self._client = client
         self._store = store
         self._reasons = Reasons()
+        self._padded = PaddedPrograms(self, client)
 
-    def build(self, exported: dict[str, Any]) -> Program:
+    def build(
+        self, exported: dict[str, Any], arrays: list[Any] | None = None, pads: bool = False
+    ) -> Program:
         """A program for an exported segment: loaded from the cache or compiled.
+
+        Args:
+            exported: The segment, from the extension.
+            arrays: Its inputs, where it is about to run.
+            pads: Whether it may run on padded arrays.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
         s = Segment.from_export(exported)
-        reason = self._reasons.explain(s)
+        padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
+        if padded is not None:
+            return padded
+        loaded, key = self.obtain(
+            s, self._key(s), lambda: segments.lower(s), s.outputs(), self._reasons.explain(s)
+        )
+        self._reasons.remember(s)
+        program = self.program(s, loaded, key)
+        if pads:
+            self._padded.remember(s, program)
+        return program
+
+    def obtain(
+        self,
+        s: Segment,
+        key: str,
+        lower: Callable[[], bytes],
+        outputs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
+        reason: Reason,
+    ) -> tuple[pjrt.Loaded, str]:
+        """An executable from the disk cache, else compiled from what ``lower`` gives."""
         line = next((n.line for n in reversed(s.nodes) if n.line), "")
-        key = self._key(s)
         device = self._client.devices[s.device]
         started = time.perf_counter()
         executable = self._from_disk(key, device)
@@ -100,7 +137,7 @@ class ProgramBuilder:
                 )
             METRICS.cache_miss()
             source = "compiled"
-            module = segments.lower(s)
+            module = lower()
             self._dump(key, module)
             try:
                 executable = pjrt.compile_module(module, device, self._client)
@@ -109,8 +146,7 @@ class ProgramBuilder:
                     error, op=self._ops(s), line=line or None, stage="compile"
                 ) from error
             self._to_disk(key, executable, s)
-        self._reasons.remember(s)
-        loaded = pjrt.load(executable, s.outputs(), device)
+        loaded = pjrt.load(executable, outputs, device)
         seconds = time.perf_counter() - started
         METRICS.compiled(
             CompileEvent(
@@ -124,6 +160,11 @@ class ProgramBuilder:
                 contents=listing(s),
             )
         )
+        return loaded, key
+
+    def program(self, s: Segment, loaded: pjrt.Loaded, key: str) -> Program:
+        """What the extension runs for a segment that an executable serves as it is."""
+        line = next((n.line for n in reversed(s.nodes) if n.line), "")
         return Program(
             loaded.execute,
             loaded.handlers,
@@ -134,19 +175,23 @@ class ProgramBuilder:
             line,
         )
 
-    @staticmethod
-    def _ops(s: Segment) -> str:
-        names = list(dict.fromkeys(n.name for n in s.nodes))
-        return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
-    def _key(self, s: Segment) -> str:
+    def key(self, s: Segment, segment: str, constants: list[float | int | None]) -> str:
+        """The cache key of a program: what it computes, and what compiles and runs it."""
         return fingerprint(
-            segment=s.key,
-            constants=repr(s.constants()),
+            segment=segment,
+            constants=repr(constants),
             device=self._client.device_key(s.device),
             platform=self._client.version,
             versions=source_versions(),
         )
+
+    def _key(self, s: Segment) -> str:
+        return self.key(s, s.key, s.constants())
+
+    @staticmethod
+    def _ops(s: Segment) -> str:
+        names = list(dict.fromkeys(n.name for n in s.nodes))
+        return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
     def _from_disk(self, key: str, device: Any) -> Any:
         entry = self._store.get(key) if self._store else None
@@ -184,7 +229,7 @@ def source_versions() -> str:
     """Versions of everything that decides what a recorded node means."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
-    for folder in ("lowering", "recorder", "compiler", "pjrt"):
+    for folder in ("lowering", "recorder", "compiler", "padding", "pjrt"):
         for file in sorted((package / folder).glob("*.py")):
             digest.update(file.read_bytes())
     digest.update(_build_info.SOURCES.encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -96,6 +96,10 @@ class Segment:
             d["live"],
             d["donated"],
         )
+
+    def with_numbers(self, numbers: list[LiftedNumber]) -> Segment:
+        """The same segment with other numbers."""
+        return replace(self, numbers=numbers)
 
     def inputs(self) -> list[int]:
         """Slots of the program's array arguments, in order."""
@@ -202,13 +206,23 @@ def lower(segment: Segment) -> bytes:
     return pjrt.module_bytes(lowered)
 
 
-def reusable(segment: Segment) -> list[int]:
-    """Positions of the donated inputs whose memory an output of their shape and dtype can take."""
-    wanted = Counter(segment.outputs())
+def reusable(segment: Segment, shape: Callable[[int], tuple[int, ...]] | None = None) -> list[int]:
+    """Positions of the donated inputs whose memory an output of their shape and dtype can take.
+
+    Args:
+        segment: The segment.
+        shape: Shape of a slot's array, where it is not that of its value.
+    """
+
+    def kind_of(slot: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        value = segment.slots[slot]
+        return (shape(slot) if shape else value.shape), value.dtype
+
+    wanted = Counter(kind_of(slot) for slot in segment.live)
     position = {slot: i for i, slot in enumerate(segment.inputs())}
     found = []
     for slot in segment.donated:
-        kind = (segment.slots[slot].shape, segment.slots[slot].dtype)
+        kind = kind_of(slot)
         if wanted[kind]:
             wanted[kind] -= 1
             found.append(position[slot])

@@ -86,6 +86,7 @@ py::object value_array(const at::Tensor& t, const char* reason) {
     py::object array = callback("device_put")(py::cast(host), value->device);
     value->set_array(array.release().ptr());
   }
+  drop_padding(*value);
   return py::reinterpret_borrow<py::object>(value->array);
 }
 
@@ -131,12 +132,12 @@ const char* state_name(const at::Tensor& t) {
 py::object mode_tuple(const Mode& m) {
   py::object inspect = py::none();
   if (m.inspect) inspect = py::reinterpret_borrow<py::object>(m.inspect);
-  return py::make_tuple(m.max_ops, m.wait, inspect, m.repetitions);
+  return py::make_tuple(m.max_ops, m.wait, inspect, m.repetitions, m.pads);
 }
 
 Mode mode_of(const py::tuple& t) {
   PyObject* inspect = t[2].is_none() ? nullptr : py::object(t[2]).release().ptr();
-  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect, t[3].cast<bool>()};
+  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect, t[3].cast<bool>(), t[4].cast<bool>()};
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace tpu {
 
 struct Program {
   py::object execute;           // LoadedExecutable.execute_sharded, bound
-  py::object handlers;          // result handlers for consume_with_handlers
+  py::object handlers;          // result handlers for consume_with_handlers; None: execute gives a list
   py::object info;              // Python's record of the program
   std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
   std::vector<uint8_t> compiled_in;
@@ -149,20 +149,31 @@ py::object checked(PyObject* object) {
 
 py::object execute(Program& p, Segment& s) {
   static PyObject* consume = PyUnicode_InternFromString("consume_with_handlers");
+  const bool takes_padding = p.handlers.is_none();
   py::list arguments(p.inputs.size());
   for (size_t i = 0; i < p.inputs.size(); ++i) {
-    PyObject* array = s.slots[p.inputs[i]]->array;
+    auto& value = *s.slots[p.inputs[i]];
+    if (!takes_padding) drop_padding(value);
+    PyObject* array = value.array;
     Py_INCREF(array);
     PyList_SET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(i), array);
   }
   if (!s.numbers.empty()) append_packs(arguments, s, p);
   auto sharded = checked(PyObject_CallOneArg(p.execute.ptr(), arguments.ptr()));
+  if (takes_padding) return sharded;
   auto results =
       checked(PyObject_CallMethodOneArg(sharded.ptr(), consume, p.handlers.ptr()));
   return checked(PySequence_Fast(results.ptr(), "tpu: results must be a sequence"));
 }
 
 }  // namespace
+
+void drop_padding(Value& v) {
+  static const py::handle padded = callback("padded_array");
+  if (reinterpret_cast<PyObject*>(Py_TYPE(v.array)) != padded.ptr()) return;
+  py::object array = callback("exact")(py::handle(v.array), v.device);
+  v.set_array(array.release().ptr());
+}
 
 Cut decide(Segment& s) {
   Cut c;
@@ -201,7 +212,10 @@ void fail(Segment& s, std::shared_ptr<const Failure> why) {
 }
 
 Program* compile(const Segment& s, const Cut& c) {
-  py::object info = callback("compile")(export_segment(s, c.key, c.live, c.donated, c.mask));
+  py::list arrays;
+  for (auto i : c.inputs) arrays.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
+  py::object info = callback("compile")(
+      export_segment(s, c.key, c.live, c.donated, c.mask), arrays, mode().pads);
   auto fresh = std::make_unique<Program>();
   fresh->execute = info.attr("execute");
   fresh->handlers = info.attr("handlers");
@@ -209,7 +223,8 @@ Program* compile(const Segment& s, const Cut& c) {
   fresh->checks_memory = info.attr("checks_memory").cast<bool>();
   fresh->info = info;
   fresh->inputs.assign(c.inputs.begin(), c.inputs.end());
-  fresh->compiled_in = c.mask;
+  py::object mask = info.attr("compiled_in");
+  fresh->compiled_in = mask.is_none() ? c.mask : mask.cast<std::vector<uint8_t>>();
   fresh->constants = s.numbers;
   auto* program = fresh.get();
   Lock lock(g_mutex, std::defer_lock);

@@ -30,5 +30,7 @@ void give_up(Segment& s, const PythonError& error);
 // for everything.
 PyObject* newest_array(int16_t device);
 void clear_programs();
+// Makes a value's array hold just what counts: padding is for programs that know of it. Holds the GIL.
+void drop_padding(Value& v);
 
 }  // namespace tpu

@@ -28,6 +28,7 @@ struct PythonError final : python_error {
 class Function {
  public:
   explicit Function(py::handle function) : function_(function) {}
+  operator py::handle() const { return function_; }
 
   template <typename... Args>
   py::object operator()(Args&&... args) const {

@@ -13,6 +13,7 @@ struct Mode {
   bool wait = false;       // wait for each segment
   PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
   bool repetitions = false;     // cut loops where they repeat, before they reach max_ops
+  bool pads = false;            // segments that differ in sizes alone run on padded arrays
 };
 Mode& mode();
 void set_default_mode(const Mode& m);

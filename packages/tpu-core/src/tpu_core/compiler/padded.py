@@ -1,0 +1,165 @@
+"""Programs for segments whose sizes keep changing: one executable a bucket of sizes."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpu_core.compiler.reasons import Reason
+from tpu_core.compiler.segment import Segment
+from tpu_core.metrics import METRICS
+from tpu_core.padding.arrays import PaddedArray, fitted
+from tpu_core.padding.check import differences
+from tpu_core.padding.family import Family, Recording
+from tpu_core.padding.recording import describe
+from tpu_core.padding.sizes import Unpaddable
+from tpu_core.pjrt import client as pjrt
+
+if TYPE_CHECKING:
+    from tpu_core.compiler.programs import Program, ProgramBuilder
+
+logger = logging.getLogger("tpu_core")
+
+# A program with many sizes is one family; what is not seen again must not fill memory.
+_MOST_FAMILIES = 256
+# Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
+_MOST_PROGRAMS = 16
+
+
+class PaddedPrograms:
+    """Finds or makes padded programs for segments that differ from earlier ones in sizes alone.
+
+    Args:
+        builder: Compiles.
+        client: The PJRT client.
+    """
+
+    def __init__(self, builder: ProgramBuilder, client: pjrt.Client) -> None:
+        self._builder = builder
+        self._client = client
+        self._families: OrderedDict[str, Family] = OrderedDict()
+        self._described: tuple[Segment, str, list[int]] | None = None
+
+    def _describe(self, s: Segment) -> tuple[str, list[int]]:
+        if self._described is None or self._described[0] is not s:
+            self._described = (s, *describe(s))
+        return self._described[1:]
+
+    def remember(self, s: Segment, program: Program) -> None:
+        """Take note of a segment that runs as it was recorded."""
+        form, integers = self._describe(s)
+        family = self._families.setdefault(form, Family())
+        self._families.move_to_end(form)
+        family.add(Recording(s, integers, program))
+        while len(self._families) > _MOST_FAMILIES:
+            self._families.popitem(last=False)
+
+    def serve(self, s: Segment, arrays: list[Any]) -> Program | None:
+        """A padded program for the segment, or None where it is to run as it was recorded.
+
+        Args:
+            s: The segment.
+            arrays: Its inputs.
+        """
+        form, integers = self._describe(s)
+        family = self._families.get(form)
+        if family is None or family.refusal:
+            return None
+        values = family.solve(s, integers)
+        if values is None:
+            return None
+        try:
+            return self._program(family, form, s, values, arrays)
+        except Unpaddable as error:
+            family.refuse(f"{getattr(error, 'op', None) or 'the segment'}: {error}")
+        if family.refusal:
+            logger.info(
+                "Sizes change, but the program cannot run on padded arrays, so each new size is "
+                "compiled: %s",
+                family.refusal,
+            )
+        return None
+
+    def _program(
+        self, family: Family, form: str, s: Segment, values: list[int], arrays: list[Any]
+    ) -> Program | None:
+        buckets = self._buckets(family, values)
+        if buckets is None:
+            return None
+        template = family.segment()
+        loaded = family.programs.get(buckets)
+        if loaded is None:
+            assert family.fit is not None
+            constants = template.constants()
+            outputs = [(family.bound(i, buckets), s.slots[i].dtype) for i in s.live]
+            key = self._builder.key(s, f"{form} {family.fit.sizes} {buckets}", constants)
+            compiled = False
+
+            def lower() -> bytes:
+                nonlocal compiled
+                compiled = True
+                return family.lower(buckets)
+
+            sizes = ", ".join(f"{v} in {b}" for v, b in zip(values, buckets))
+            reason = Reason(f"sizes vary: padded program for {sizes}", None)
+            loaded, key = self._builder.obtain(s, key, lower, outputs, reason)
+            loaded = (loaded, key)
+            if compiled:
+                run = self._runner(family, s, buckets, loaded[0])
+                device = self._client.devices[s.device]
+                problem = differences(family, buckets, run, arrays, device)
+                if problem:
+                    raise Unpaddable(problem)
+            family.programs[buckets] = loaded
+        executable, key = loaded
+        run = self._runner(family, s, buckets, executable)
+
+        def execute(arguments: list[Any]) -> list[Any]:
+            METRICS.padded_execution()
+            return run(arguments, values, shapes)
+
+        shapes = [s.slots[i].shape for i in s.live]
+        program = self._builder.program(s, executable, key)
+        mask = [n.compiled_in for n in template.numbers]
+        return replace(program, execute=execute, handlers=None, compiled_in=mask)
+
+    @staticmethod
+    def _buckets(family: Family, values: Sequence[int]) -> tuple[int, ...] | None:
+        wanted = family.buckets(values)
+        if wanted in family.programs:
+            return wanted
+        if not family.programs:
+            # Large enough for the recordings too: on one of them the program is checked.
+            assert family.fit is not None
+            known = next(v for r, v in zip(family.recordings, family.fit.values) if r.program)
+            wanted = family.buckets([max(pair) for pair in zip(values, known)])
+        if len(family.programs) < _MOST_PROGRAMS:
+            return wanted
+        larger = [b for b in family.programs if all(x >= y for x, y in zip(b, wanted))]
+        return min(larger) if larger else None
+
+    def _runner(
+        self, family: Family, s: Segment, buckets: tuple[int, ...], loaded: pjrt.Loaded
+    ) -> Any:
+        device = self._client.devices[s.device]
+        inputs = [family.bound(i, buckets) for i in s.inputs()]
+        outputs = [family.bound(i, buckets) for i in s.live]
+
+        def run(
+            arguments: list[Any], values: Sequence[int], shapes: Sequence[tuple[int, ...]]
+        ) -> list[Any]:
+            padded = [fitted(a, shape, device) for a, shape in zip(arguments, inputs)]
+            sizes = pjrt.put_numbers(2, np.asarray(values, np.int32).tobytes(), device)
+            sharded = loaded.execute([*padded, *arguments[len(inputs) :], sizes])
+            results = sharded.consume_with_handlers(loaded.handlers)
+            return [
+                r if shape == bound else PaddedArray(r, shape)
+                for r, shape, bound in zip(results, shapes, outputs)
+            ]
+
+        return run

@@ -1,0 +1,97 @@
+"""The first run of a padded program, beside the program that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tpu_core.compiler.segment import LiftedNumber, Segment
+from tpu_core.padding.arrays import on_host
+from tpu_core.padding.family import Family
+from tpu_core.pjrt import client as pjrt
+
+Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
+
+
+def differences(
+    family: Family, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
+) -> str | None:
+    """What a padded program computes otherwise than an exact one on the same input, or None.
+
+    The input is the caller's, cut off or repeated to the sizes of the recording whose exact program
+    is there. Programs of buckets too small for any such recording are like the family's others.
+
+    Args:
+        family: The program's family.
+        buckets: The program's.
+        run: The padded program.
+        arrays: The caller's inputs.
+        device: The device.
+    """
+    assert family.fit is not None
+    checkable = [
+        (r, v)
+        for r, v in zip(family.recordings, family.fit.values)
+        if r.program and all(a <= b for a, b in zip(family.buckets(v), buckets))
+    ]
+    if not checkable:
+        return None
+    recording, values = checkable[0]
+    segment = recording.segment
+    shapes = [segment.slots[i].shape for i in segment.inputs()]
+    window = [np.asarray(on_host(a)) for a in arrays]
+    copies = [
+        [pjrt.put(_repeated(x, shape), device) for x, shape in zip(window, shapes)]
+        for _ in range(2)
+    ]
+    program = recording.program
+    exact_numbers = _packs(segment, device)
+    expected = program.execute([*copies[0], *exact_numbers])
+    expected = expected.consume_with_handlers(program.handlers)
+    template = family.segment()
+    numbers = [
+        LiftedNumber(n.pack, t.compiled_in, n.value)
+        for n, t in zip(segment.numbers, template.numbers)
+    ]
+    padded_numbers = _packs(segment.with_numbers(numbers), device)
+    outputs = [segment.slots[i].shape for i in segment.live]
+    got = run([*copies[1], *padded_numbers], values, outputs)
+    for slot, want, have in zip(segment.live, expected, got):
+        if not _close(np.asarray(want), np.asarray(on_host(have))):
+            node = next(n for n in segment.nodes if slot in n.outputs)
+            return f"{node.label} came out otherwise on padded arrays"
+    return None
+
+
+def _repeated(x: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The array cut off or repeated along each dim."""
+    for axis, n in enumerate(shape):
+        if x.shape[axis] != n:
+            x = np.take(x, np.arange(n) % max(x.shape[axis], 1), axis=axis)
+    return np.array(x)
+
+
+def _packs(segment: Segment, device: Any) -> list[Any]:
+    packs = []
+    for k, _n in segment.packs():
+        values = [n.value for n in segment.numbers if n.pack == k and not n.compiled_in]
+        packs.append(pjrt.put(np.asarray(values, pjrt.PACK_DTYPES[k]), device))
+    return packs
+
+
+def _close(want: np.ndarray[Any, Any], have: np.ndarray[Any, Any]) -> bool:
+    if not jnp.issubdtype(want.dtype, np.inexact):
+        return bool(np.array_equal(want, have))
+    # Sums over padding are taken in another order; errors of one op are those of the next.
+    tolerance = float(jnp.finfo(want.dtype).eps) ** 0.5 * 4
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    want, have = want.astype(wide), have.astype(wide)
+    finite = np.isfinite(want)
+    scale = float(np.abs(want[finite]).max(initial=0))
+    return bool(
+        np.array_equal(finite, np.isfinite(have))
+        and np.allclose(want, have, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    )

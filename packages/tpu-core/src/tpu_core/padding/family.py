@@ -1,0 +1,211 @@
+"""A program whose sizes vary: its recordings, and the executables that serve buckets of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from tpu_core.compiler.segment import LiftedNumber, Segment, as_function, reusable
+from tpu_core.padding import contractions, elementwise, indexing, reductions, shapes, windows
+from tpu_core.padding.interpret import Context, run
+from tpu_core.padding.layout import Padded, Space, whole
+from tpu_core.padding.sizes import Fit, Size, bucket
+from tpu_core.pjrt import client as pjrt
+
+RULE_MODULES = (contractions, elementwise, indexing, reductions, shapes, windows)
+_MOST_RECORDINGS = 3
+_MOST_FAILURES = 3
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """A segment as it was recorded once, its integers, and the program that runs it as it is."""
+
+    segment: Segment
+    integers: list[int]
+    program: Any
+
+
+class Family:
+    """Recordings of one program that differ in sizes.
+
+    Attributes:
+        recordings: The first ones, each of other sizes.
+        refusal: Why it cannot run on padded arrays, or None.
+        fit: How sizes follow from each other, once there are two recordings.
+        programs: What serves it, by bucket of each symbol.
+    """
+
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+        self.refusal: str | None = None
+        self.fit: Fit | None = None
+        self.programs: dict[tuple[int, ...], Any] = {}
+        self._traces: list[ClosedJaxpr] = []
+        self._failures = 0
+
+    def refuse(self, why: str) -> None:
+        """Take note that the recordings could not be run on padded arrays.
+
+        One of them may have been of a special size (one that equals another dim), so it is tried
+        again with others before the family is given up.
+        """
+        self._failures += 1
+        self._restart([])
+        if self._failures == _MOST_FAILURES:
+            self.refusal = why
+
+    def add(self, recording: Recording) -> None:
+        """Take note of a segment that runs as it was recorded."""
+        if recording.program is not None and all(
+            r.integers != recording.integers for r in self.recordings
+        ):
+            self._restart([*self.recordings, recording])
+
+    def solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
+        """The symbols' values in a segment; None where it is no member of the family.
+
+        What does not follow the sizes as known so far makes them known better, for the next.
+        """
+        if not self.recordings:
+            return None
+        values = self._solve(segment, integers)
+        if values is None:
+            before = self.recordings, self.fit, self.programs, self._traces
+            self._restart([*self.recordings, Recording(segment, integers, None)])
+            values = self._solve(segment, integers)
+            # Dims of size 1 are broadcast, so such a recording is another program.
+            if values is None or any(v < 2 for r in self.fit.values for v in r):  # type: ignore[union-attr]
+                self.recordings, self.fit, self.programs, self._traces = before
+                return None
+        return values
+
+    def _restart(self, recordings: list[Recording]) -> None:
+        # One that has a program of its own stays: padded ones are checked against it.
+        exact = [r for r in recordings if r.program is not None][-1:]
+        others = [r for r in recordings if r not in exact]
+        self.recordings = exact + others[-_MOST_RECORDINGS + 1 :]
+        self.fit = None
+        self.programs = {}
+        self._traces = []
+
+    def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
+        if len(self.recordings) < 2:
+            return None
+        if self.fit is None:
+            self.fit = Fit([r.integers for r in self.recordings])
+        values = self.fit.solve(integers)
+        if values is None or not values or any(v < 2 for v in values):
+            return None
+        numbers = zip(segment.numbers, self.constants())
+        return values if all(c is None or n.value == c for n, c in numbers) else None
+
+    def constants(self) -> list[float | int | None]:
+        """The numbers compiled in: those that never varied."""
+        first = self.recordings[0].segment.numbers
+        return [
+            n.value
+            if all(
+                r.segment.numbers[i].compiled_in and r.segment.numbers[i].value == n.value
+                for r in self.recordings
+            )
+            else None
+            for i, n in enumerate(first)
+        ]
+
+    def shape(self, slot: int) -> tuple[Size, ...]:
+        """The sizes of a value."""
+        assert self.fit is not None
+        slots = self.recordings[0].segment.slots
+        start = sum(len(s.shape) for s in slots[:slot])
+        return tuple(self.fit.sizes[start : start + len(slots[slot].shape)])
+
+    def buckets(self, values: Sequence[int]) -> tuple[int, ...]:
+        """What each symbol is padded to, so that every value between programs fits its array."""
+        segment = self.recordings[0].segment
+        sizes = {s for i in (*segment.inputs(), *segment.live) for s in self.shape(i)}
+        chosen = [bucket(v) for v in values]
+        for size in sorted(sizes, key=repr):
+            while not size.is_static and size.value(values) > size.bound(chosen):
+                smallest = min(size.symbols, key=lambda s: chosen[s])
+                chosen[smallest] = bucket(chosen[smallest] + 1)
+        return tuple(chosen)
+
+    def bound(self, slot: int, buckets: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a value's array between programs."""
+        return tuple(s.bound(buckets) for s in self.shape(slot))
+
+    def segment(self) -> Segment:
+        """The first recording's segment, with the numbers that vary as run-time inputs."""
+        first = self.recordings[0].segment
+        numbers = [
+            LiftedNumber(n.pack, constant is not None, n.value)
+            for n, constant in zip(first.numbers, self.constants())
+        ]
+        return first.with_numbers(numbers)
+
+    def traces(self) -> list[ClosedJaxpr]:
+        """The JAX functions of the recordings."""
+        if not self._traces:
+            constants = self.constants()
+            for r in self.recordings:
+                numbers = [
+                    LiftedNumber(n.pack, c is not None, n.value)
+                    for n, c in zip(r.segment.numbers, constants)
+                ]
+                function, avals = as_function(r.segment.with_numbers(numbers))
+                with jax.enable_x64(True):
+                    self._traces.append(jax.make_jaxpr(function)(*avals))
+        return self._traces
+
+    def lower(self, buckets: tuple[int, ...]) -> bytes:
+        """StableHLO bytecode of the program for some buckets; its last argument are the sizes.
+
+        Raises:
+            Unpaddable: An op cannot run on padded arrays.
+        """
+        segment, fit = self.segment(), self.fit
+        assert fit is not None
+        traces = self.traces()
+        inputs = segment.inputs()
+        packs = [jax.ShapeDtypeStruct((n,), pjrt.PACK_DTYPES[k]) for k, n in segment.packs()]
+        avals = [
+            jax.ShapeDtypeStruct(self.bound(i, buckets), segment.slots[i].dtype) for i in inputs
+        ]
+        sizes = jax.ShapeDtypeStruct((len(buckets),), np.int32)
+
+        def function(*arguments: jax.Array) -> list[jax.Array]:
+            *rest, actual = arguments
+            space = Space([actual[i] for i in range(len(buckets))], buckets)
+            context = Context(fit, space)
+            values = [
+                Padded(
+                    space.resized(x, [s.value(buckets) for s in shape]), tuple((s,) for s in shape)
+                )
+                for x, shape in zip(rest, map(self.shape, inputs))
+            ]
+            values += [whole(x) for x in rest[len(inputs) :]]
+            results = run(context, traces, values)
+            return [
+                _between_programs(space, x, self.shape(i), self.bound(i, buckets))
+                for i, x in zip(segment.live, results)
+            ]
+
+        donated = reusable(segment, lambda i: self.bound(i, buckets))
+        with jax.enable_x64(True):
+            jitted = jax.jit(function, keep_unused=True, donate_argnums=donated)
+            return pjrt.module_bytes(jitted.lower(*avals, *packs, sizes))
+
+
+def _between_programs(
+    space: Space, x: Padded, shape: tuple[Size, ...], bound: tuple[int, ...]
+) -> jax.Array:
+    for axis, size in enumerate(shape):
+        x = space.as_prefix(x, axis, size)
+    return space.resized(jnp.asarray(x.array), bound)

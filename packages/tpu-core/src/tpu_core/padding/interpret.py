@@ -1,0 +1,234 @@
+"""Running a segment's JAX function on padded arrays.
+
+The function was traced for each recording. The traces are walked side by side, equation by
+equation; what is equal in all is static, what differs follows from the sizes that vary. An equation
+none of whose operands is padded is evaluated as it stands; another is handed to the rule of its
+primitive, which makes sure that padding never reaches an element that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
+from tpu_core.padding.sizes import Fit, Size, Unpaddable
+
+Rule = Callable[["Context", list[JaxprEqn], list[Padded]], list[Padded]]
+RULES: dict[str, Rule] = {}
+
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat"}
+_CALLS |= {"checkpoint", "custom_vjp_call_jaxpr", "custom_lin"}
+
+
+def shape_of(variable: Any) -> tuple[int, ...]:
+    """Shape of a variable of a trace."""
+    return variable.aval.shape
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of primitives."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+class Context:
+    """What rules need: sizes by what they were in the recordings, and the space of the program."""
+
+    def __init__(self, fit: Fit, space: Space) -> None:
+        self._fit = fit
+        self.space = space
+
+    def size(self, seen: Sequence[int]) -> Size:
+        """The size that was ``seen`` in the recordings."""
+        size = self._fit.express([int(n) for n in seen])
+        if size is None:
+            raise Unpaddable(f"a size that was {', '.join(map(str, seen))} follows no other")
+        return size
+
+    def sizes(self, seen: Sequence[Sequence[int]]) -> tuple[Size, ...]:
+        """The sizes of a shape, given as one shape a recording."""
+        return tuple(self.size(n) for n in zip(*seen, strict=True))
+
+    def out(self, eqns: list[JaxprEqn], index: int = 0) -> tuple[Size, ...]:
+        """The sizes of an equation's result."""
+        return self.sizes([shape_of(e.outvars[index]) for e in eqns])
+
+    def prefix(self, array: jax.Array, sizes: Sequence[Size]) -> Padded:
+        """An array of these sizes, each dim's padding at its end."""
+        return Padded(array, tuple((s,) for s in sizes))
+
+    def number(self, seen: Sequence[Any]) -> jax.Array:
+        """A constant that differs among the recordings, at run time."""
+        dtype = np.asarray(seen[0]).dtype
+        values = [np.asarray(v) for v in seen]
+        if any(v.ndim for v in values):
+            raise Unpaddable("a constant array depends on a size")
+        numbers = [v.item() for v in values]
+        for inverted in (False, True):
+            whole_numbers = [_integer(v, inverted, dtype) for v in numbers]
+            if all(n is not None for n in whole_numbers):
+                size = self._fit.express([n for n in whole_numbers if n is not None])
+                if size is not None:
+                    actual = jnp.asarray(self.space.actual(size))
+                    if not inverted:
+                        return actual.astype(dtype)
+                    return (1 / actual.astype(np.float64)).astype(dtype)
+        raise Unpaddable(f"a constant that was {', '.join(map(str, numbers))} follows no size")
+
+
+def _integer(value: Any, inverted: bool, dtype: np.dtype[Any]) -> int | None:
+    """The integer that a constant, or one divided by it, stands for."""
+    if isinstance(value, (bool, complex)) or not np.isfinite(value) or (inverted and value == 0):
+        return None
+    n = round(1 / value if inverted else value)
+    if inverted:
+        return n if n and np.asarray(1 / n, dtype) == np.asarray(value, dtype) else None
+    return n if n == value else None
+
+
+def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded]) -> list[Padded]:
+    """The results of the traced function.
+
+    Raises:
+        Unpaddable: The traces differ in more than sizes, or an equation has no rule.
+    """
+    consts = []
+    for values in zip(*(t.consts for t in traces), strict=True):
+        first = np.asarray(values[0])
+        if any(np.shape(v) != first.shape for v in values[1:]):
+            raise Unpaddable("a constant array depends on a size")
+        if any(
+            not np.array_equal(first, v, equal_nan=first.dtype.kind in "fc") for v in values[1:]
+        ):
+            raise Unpaddable("a constant array depends on a size")
+        consts.append(whole(jnp.asarray(first)))
+    return _run(context, [t.jaxpr for t in traces], consts, inputs)
+
+
+def _run(
+    context: Context, traces: list[Jaxpr], consts: Sequence[Padded], inputs: Sequence[Padded]
+) -> list[Padded]:
+    first, *others = traces
+    if any(len(t.eqns) != len(first.eqns) for t in others):
+        raise Unpaddable("its ops depend on a size")
+    values: dict[Any, Padded] = {}
+    twins: dict[Any, tuple[Any, ...]] = {}
+
+    def write(atoms: tuple[Any, ...], value: Padded) -> None:
+        values[atoms[0]], twins[atoms[0]] = value, atoms[1:]
+
+    def read(atoms: tuple[Any, ...]) -> Padded:
+        if all(isinstance(a, Literal) for a in atoms):
+            constants = [a.val for a in atoms]
+            if all(_same(constants[0], c) for c in constants[1:]):
+                return whole(jnp.asarray(constants[0], atoms[0].aval.dtype))
+            return whole(context.number([np.asarray(c, atoms[0].aval.dtype) for c in constants]))
+        if any(isinstance(a, Literal) for a in atoms) or twins[atoms[0]] != atoms[1:]:
+            raise Unpaddable("its ops depend on a size")
+        return values[atoms[0]]
+
+    for atoms, value in zip(zip(*(t.constvars for t in traces)), consts):
+        write(atoms, value)
+    for atoms, value in zip(zip(*(t.invars for t in traces)), inputs):
+        write(atoms, value)
+    for eqns in zip(*(t.eqns for t in traces)):
+        equations = list(eqns)
+        name = equations[0].primitive.name
+        if any(e.primitive.name != name or len(e.invars) != len(eqns[0].invars) for e in equations):
+            raise Unpaddable("its ops depend on a size")
+        operands = [read(atoms) for atoms in zip(*(e.invars for e in equations))]
+        try:
+            results = _apply(context, equations, operands)
+        except Unpaddable as error:
+            if getattr(error, "op", None) is None:
+                error.op = _label(equations[0])  # type: ignore[attr-defined]
+            raise
+        for atoms, value in zip(zip(*(e.outvars for e in equations)), results):
+            write(atoms, value)
+    return [read(atoms) for atoms in zip(*(t.outvars for t in traces))]
+
+
+def _label(eqn: JaxprEqn) -> str:
+    """The op and user line that an equation belongs to, ``train.py:31/aten.mm``."""
+    return str(eqn.source_info.name_stack) or eqn.primitive.name
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc"))
+
+
+def _apply(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    eqn = eqns[0]
+    name = eqn.primitive.name
+    if name in _CALLS:
+        bodies = [body_of(e) for e in eqns]
+        return run(context, bodies, operands)
+    unpadded = all(x.is_static for x in operands)
+    alike = all(
+        shape_of(e.outvars[i]) == shape_of(v) for e in eqns for i, v in enumerate(eqn.outvars)
+    )
+    if unpadded and alike and all(_same_params(eqn, e) for e in eqns[1:]):
+        return [whole(r) for r in bind(eqn, [x.array for x in operands])]
+    if name not in RULES:
+        raise Unpaddable(f"'{name}' has no rule for padded operands")
+    results = RULES[name](context, eqns, operands)
+    for i, result in enumerate(results):
+        expected = context.out(eqns, i)
+        lengths = tuple(context.space.length(d) for d in result.dims)
+        if len(expected) != len(result.dims) or result.array.shape != lengths:
+            raise Unpaddable(f"'{name}' gave {result.array.shape}, not {lengths}")
+    return results
+
+
+def body_of(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The function that a call equation calls."""
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        body = eqn.params.get(key)
+        if body is not None:
+            return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+    raise Unpaddable(f"'{eqn.primitive.name}' has no body")
+
+
+def bind(eqn: JaxprEqn, arrays: Sequence[jax.Array], **changed: Any) -> list[jax.Array]:
+    """Evaluate an equation's primitive on other operands, with some parameters changed."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    results = eqn.primitive.bind(*arrays, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _same_params(a: JaxprEqn, b: JaxprEqn) -> bool:
+    if a.params.keys() != b.params.keys():
+        return False
+    return all(_same_param(v, b.params[k]) for k, v in a.params.items())
+
+
+def _same_param(a: Any, b: Any) -> bool:
+    if isinstance(a, (ClosedJaxpr, Jaxpr)):
+        return str(a) == str(b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same_param, a, b))
+    if callable(a) and callable(b):
+        return True
+    if isinstance(a, np.ndarray):
+        return bool(np.array_equal(a, b))
+    return bool(a == b)
+
+
+def same_dims(context: Context, xs: Sequence[Padded]) -> list[Padded]:
+    """Operands of one logical shape, brought to the same layout."""
+    dims: list[Dim] = []
+    for axis in range(len(xs[0].dims)):
+        choices = [x.dims[axis] for x in xs]
+        dims.append(max(choices, key=lambda d: (len(d), not is_static(d))))
+    return [context.space.relayout(x, tuple(dims)) for x in xs]

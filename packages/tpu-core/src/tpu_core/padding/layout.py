@@ -1,0 +1,181 @@
+"""Arrays whose dims are longer than what they mean: which elements count, and moving them about.
+
+A dim of size ``B * T``, made by merging a static ``B`` with a ``T`` padded to ``P``, has its
+padding in between: it is kept as the factors (B, T), whose product ``B * P`` it is in memory. Most
+dims have one factor, with the padding at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tpu_core.padding.sizes import Size, Unpaddable, static
+
+Dim = tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """An array and the meaning of its dims."""
+
+    array: jax.Array
+    dims: tuple[Dim, ...]
+
+    @property
+    def is_static(self) -> bool:
+        return all(is_static(d) for d in self.dims)
+
+
+def is_static(dim: Dim) -> bool:
+    """Whether a dim has no padding."""
+    return all(s.is_static for s in dim)
+
+
+def whole(array: jax.Array) -> Padded:
+    """An array without padding."""
+    return Padded(array, tuple((static(n),) for n in array.shape))
+
+
+class Space:
+    """Actual and padded sizes of one program.
+
+    Args:
+        actual: The symbols' values, run-time scalars.
+        buckets: What each is padded to.
+    """
+
+    def __init__(self, actual: Sequence[jax.Array], buckets: Sequence[int]) -> None:
+        self._actual = actual
+        self.buckets = buckets
+
+    def actual(self, size: Size) -> jax.Array | int:
+        """The size at run time, ``int32``."""
+        if size.is_static:
+            return size.offset
+        product = self._actual[size.symbols[0]]
+        for s in size.symbols[1:]:
+            product = product * self._actual[s]
+        return product * size.scale + size.offset
+
+    def padded(self, size: Size) -> int:
+        """The size in memory inside the program."""
+        return size.value(self.buckets)
+
+    def length(self, dim: Dim) -> int:
+        """Size of a dim in memory."""
+        return math.prod(self.padded(s) for s in dim)
+
+    def count(self, dim: Dim) -> jax.Array | int:
+        """What a dim means: its size at run time."""
+        product: jax.Array | int = 1
+        for size in dim:
+            product = product * self.actual(size)
+        return product
+
+    def valid(self, dim: Dim) -> jax.Array:
+        """Which indices along a dim count, as a boolean vector."""
+        index = jnp.arange(self.length(dim), dtype=np.int32)
+        found = jnp.ones(index.shape, bool)
+        for position in self._digits(dim, index):
+            size, digit = position
+            if not size.is_static:
+                found &= digit < self.actual(size)
+        return found
+
+    def _digits(self, dim: Dim, index: jax.Array) -> list[tuple[Size, jax.Array]]:
+        digits = []
+        for size in reversed(dim):
+            n = self.padded(size)
+            digits.append((size, index % max(n, 1)))
+            index = index // max(n, 1)
+        return digits[::-1]
+
+    def mask(self, x: Padded, axes: Sequence[int], value: object) -> jax.Array:
+        """The array with ``value`` wherever an index along one of the axes is padding."""
+        array = x.array
+        for axis in axes:
+            if is_static(x.dims[axis]):
+                continue
+            shape = [1] * array.ndim
+            shape[axis] = -1
+            valid = self.valid(x.dims[axis]).reshape(shape)
+            array = jnp.where(valid, array, jnp.asarray(value, array.dtype))
+        return array
+
+    def logical_index(self, dim: Dim, index: jax.Array) -> jax.Array:
+        """What an index in memory along a dim means."""
+        if len(dim) == 1:
+            return index
+        found = jnp.zeros_like(index)
+        for size, digit in self._digits(dim, index):
+            found = found * jnp.asarray(self.actual(size), index.dtype) + digit
+        return found
+
+    def memory_index(self, dim: Dim, index: jax.Array) -> jax.Array:
+        """Where an index along a dim lies in memory; the inverse of `logical_index`."""
+        if len(dim) == 1:
+            return index
+        found, stride = jnp.zeros_like(index), 1
+        for size in reversed(dim):
+            actual = jnp.maximum(jnp.asarray(self.actual(size), index.dtype), 1)
+            found = found + (index % actual) * stride
+            index = index // actual
+            stride *= self.padded(size)
+        return found
+
+    def as_prefix(self, x: Padded, axis: int, size: Size | None = None) -> Padded:
+        """The same with all padding of one dim at its end."""
+        dim = x.dims[axis]
+        if len(dim) == 1:
+            return x
+        merged = size or merge(dim)
+        if merged is None:
+            raise Unpaddable("a dim merged from several that vary")
+        index = jnp.arange(self.padded(merged), dtype=np.int32)
+        array = jnp.take(x.array, self.memory_index(dim, index), axis=axis, mode="clip")
+        return Padded(array, (*x.dims[:axis], (merged,), *x.dims[axis + 1 :]))
+
+    def relayout(self, x: Padded, dims: tuple[Dim, ...]) -> Padded:
+        """The same values with other factors: both describe the same logical sizes, dim by dim."""
+        array = x.array
+        for axis, (have, want) in enumerate(zip(x.dims, dims)):
+            if have == want:
+                continue
+            index = self.logical_index(want, jnp.arange(self.length(want), dtype=np.int32))
+            array = jnp.take(array, self.memory_index(have, index), axis=axis, mode="clip")
+        return Padded(array, dims)
+
+    def resized(self, array: jax.Array, shape: Sequence[int]) -> jax.Array:
+        """The array cut off or filled up at the end of each dim."""
+        if array.shape == tuple(shape):
+            return array
+        ends = [(0, n - m, 0) for m, n in zip(array.shape, shape)]
+        return lax.pad(array, jnp.zeros((), array.dtype), ends)
+
+
+def merge(dim: Dim) -> Size | None:
+    """One size for the product of factors, where there is one."""
+    scale = 1
+    symbols: tuple[int, ...] = ()
+    varying = [s for s in dim if not s.is_static]
+    for s in dim:
+        if s.is_static:
+            scale *= s.offset
+    if not varying:
+        return static(scale)
+    if len(varying) == 1:
+        (size,) = varying
+        return Size(size.scale * scale, size.symbols, size.offset * scale)
+    for size in varying:
+        if size.offset:
+            return None
+        scale *= size.scale
+        symbols += size.symbols
+    return Size(scale, tuple(sorted(symbols)), 0)

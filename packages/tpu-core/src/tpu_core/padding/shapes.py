@@ -1,0 +1,223 @@
+"""Rules of primitives that move elements: reshape, transpose, broadcast, pad, concatenate, iota."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from tpu_core.padding.interpret import Context, bind, rule
+from tpu_core.padding.layout import Dim, Padded, is_static, merge
+from tpu_core.padding.sizes import Size, Unpaddable, static
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(
+    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
+    x = operands[0]
+    sizes = context.sizes([e.params["shape"] for e in eqns])
+    dims: list[Dim] = [(s,) for s in sizes]
+    for axis, out in enumerate(eqns[0].params["broadcast_dimensions"]):
+        if x.dims[axis] != (static(1),):
+            dims[out] = x.dims[axis]
+    shape = tuple(context.space.length(d) for d in dims)
+    array = lax.broadcast_in_dim(x.array, shape, eqns[0].params["broadcast_dimensions"])
+    return [Padded(array, tuple(dims))]
+
+
+@rule("squeeze")
+def squeeze(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    x, gone = operands[0], eqns[0].params["dimensions"]
+    dims = tuple(d for i, d in enumerate(x.dims) if i not in gone)
+    return [Padded(lax.squeeze(x.array, gone), dims)]
+
+
+@rule("transpose")
+def transpose(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    x, order = operands[0], eqns[0].params["permutation"]
+    return [Padded(lax.transpose(x.array, order), tuple(x.dims[i] for i in order))]
+
+
+@rule("reshape")
+def reshape(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    if eqns[0].params["dimensions"] is not None:
+        raise Unpaddable("a reshape that permutes")
+    x = operands[0]
+    sizes = context.sizes([e.params["new_sizes"] for e in eqns])
+    dims = _regroup([s for d in x.dims for s in d], sizes)
+    if dims is None:
+        return [_reshape_by_index(context, x, sizes)]
+    shape = tuple(context.space.length(d) for d in dims)
+    return [Padded(x.array.reshape(shape), dims)]
+
+
+def _regroup(factors: list[Size], sizes: tuple[Size, ...]) -> tuple[Dim, ...] | None:
+    """The factors in order, split among the new dims; None where a padded one would be cut."""
+    left = [s for s in factors if s != static(1)]
+    dims: list[Dim] = []
+    for size in sizes:
+        taken: list[Size] = []
+        while merge(tuple(taken)) != size:
+            if not left or (size.is_static and not left[0].is_static):
+                return None
+            head = left[0]
+            part = math.gcd(head.offset, _missing(size, taken, left)) if head.is_static else 0
+            if not head.is_static or part == head.offset:
+                taken.append(left.pop(0))
+            elif part > 1:
+                left[0] = static(head.offset // part)
+                taken.append(static(part))
+            else:
+                return None
+        dims.append(tuple(taken) or (static(1),))
+    return tuple(dims) if not left else None
+
+
+def _missing(size: Size, taken: list[Size], left: list[Size]) -> int:
+    """The static multiple that a dim of ``size`` lacks, beside the varying factors to come."""
+    have = [s for s in taken if not s.is_static]
+    symbols = sum(len(s.symbols) for s in have)
+    coming = []
+    for s in left:
+        if symbols >= len(size.symbols):
+            break
+        if not s.is_static:
+            coming.append(s)
+            symbols += len(s.symbols)
+    scale = math.prod(_content(s) for s in (*taken, *coming))
+    return _content(size) // scale if _content(size) % scale == 0 else 1
+
+
+def _content(size: Size) -> int:
+    """The largest integer that divides the size whatever its symbols are."""
+    return size.offset if size.is_static else math.gcd(size.scale, size.offset)
+
+
+def _reshape_by_index(context: Context, x: Padded, sizes: tuple[Size, ...]) -> Padded:
+    """A reshape across padding: each element is fetched from where it lies."""
+    space = context.space
+    shape = tuple(space.padded(s) for s in sizes)
+    index = jnp.zeros(shape, np.int32)
+    for axis, size in enumerate(sizes):
+        here = lax.broadcasted_iota(np.int32, shape, axis)
+        index = index * jnp.asarray(space.actual(size), np.int32) + here
+    factors = [s for d in x.dims for s in d]
+    place, stride = jnp.zeros(shape, np.int32), 1
+    for size in reversed(factors):
+        actual = jnp.maximum(jnp.asarray(space.actual(size), np.int32), 1)
+        place += (index % actual) * stride
+        index //= actual
+        stride *= space.padded(size)
+    return context.prefix(jnp.take(x.array.reshape(-1), place, mode="clip"), sizes)
+
+
+@rule("iota")
+def iota(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    sizes = context.sizes([e.params["shape"] for e in eqns])
+    shape = tuple(context.space.padded(s) for s in sizes)
+    params = eqns[0].params
+    return [
+        context.prefix(lax.broadcasted_iota(params["dtype"], shape, params["dimension"]), sizes)
+    ]
+
+
+@rule("rev")
+def rev(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    x = operands[0]
+    for axis in eqns[0].params["dimensions"]:
+        x = context.space.as_prefix(x, axis)
+        index = jnp.arange(x.array.shape[axis], dtype=np.int32)
+        last = jnp.asarray(context.space.count(x.dims[axis]), np.int32) - 1
+        x = Padded(jnp.take(x.array, last - index, axis=axis, mode="clip"), x.dims)
+    return [x]
+
+
+@rule("concatenate")
+def concatenate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    axis = eqns[0].params["dimension"]
+    sizes = context.out(eqns)
+    if all(is_static(x.dims[axis]) for x in operands):
+        aligned = _same_but(context, operands, axis)
+        array = lax.concatenate([x.array for x in aligned], axis)
+        dims = aligned[0].dims
+        return [Padded(array, (*dims[:axis], (sizes[axis],), *dims[axis + 1 :]))]
+    aligned = _same_but(context, [context.space.as_prefix(x, axis) for x in operands], axis)
+    # Each operand is written over the padding of those before it.
+    dims = (*aligned[0].dims[:axis], (sizes[axis],), *aligned[0].dims[axis + 1 :])
+    shape = [context.space.length(d) for d in dims]
+    room = sum(x.array.shape[axis] for x in aligned)
+    wide = [*shape[:axis], max(room, shape[axis]), *shape[axis + 1 :]]
+    array = jnp.zeros(wide, aligned[0].array.dtype)
+    start: Any = np.int32(0)
+    for x in aligned:
+        starts = [np.int32(0)] * len(wide)
+        starts[axis] = start
+        array = lax.dynamic_update_slice(array, x.array, starts)
+        start = start + jnp.asarray(context.space.count(x.dims[axis]), np.int32)
+    return [Padded(lax.slice_in_dim(array, 0, shape[axis], axis=axis), dims)]
+
+
+def _same_but(context: Context, xs: list[Padded], axis: int) -> list[Padded]:
+    """Operands brought to the same layout in all dims but one."""
+    others = [Padded(x.array, (*x.dims[:axis], *x.dims[axis + 1 :])) for x in xs]
+    dims = []
+    for i in range(len(others[0].dims)):
+        choices = [x.dims[i] for x in others]
+        dims.append(max(choices, key=lambda d: (len(d), not is_static(d))))
+    return [context.space.relayout(x, (*dims[:axis], x.dims[axis], *dims[axis:])) for x in xs]
+
+
+@rule("pad")
+def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    x, value = operands
+    sizes = context.out(eqns)
+    config = []
+    dims = list(x.dims)
+    for axis, amounts in enumerate(zip(*(e.params["padding_config"] for e in eqns))):
+        low, interior = amounts[0][0], amounts[0][2]
+        if any(a[2] != interior for a in amounts):
+            raise Unpaddable("padding between elements that depends on a size")
+        if any(a[0] != low for a in amounts):
+            x = _pad_by_size(context, x, value, axis, context.size([a[0] for a in amounts]))
+            low = 0
+        if all(a == (0, 0, 0) for a in amounts):
+            config.append((0, 0, 0))
+            continue
+        x = context.space.as_prefix(x, axis)
+        if not is_static(x.dims[axis]):
+            x = Padded(context.space.mask(x, [axis], value.array), x.dims)
+        dims[axis] = (sizes[axis],)
+        length = x.array.shape[axis]
+        length += max(length - 1, 0) * interior
+        config.append((low, context.space.padded(sizes[axis]) - low - length, interior))
+    return [Padded(lax.pad(x.array, value.array, config), tuple(dims))]
+
+
+def _pad_by_size(context: Context, x: Padded, value: Padded, axis: int, low: Size) -> Padded:
+    """Padding in front whose length follows a size."""
+    x = context.space.as_prefix(x, axis)
+    array = context.space.mask(x, [axis], value.array)
+    shape = list(array.shape)
+    shape[axis] += context.space.padded(low)
+    starts = [np.int32(0)] * len(shape)
+    starts[axis] = jnp.asarray(context.space.actual(low), np.int32)  # type: ignore[call-overload]
+    array = lax.dynamic_update_slice(jnp.full(shape, value.array), array, starts)
+    # What follows it is the padding value, so that its length does not matter.
+    return Padded(array, (*x.dims[:axis], (static(shape[axis]),), *x.dims[axis + 1 :]))
+
+
+@rule("split")
+def split(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    axis = eqns[0].params["axis"]
+    x = operands[0]
+    if not is_static(x.dims[axis]):
+        raise Unpaddable("a split of a dim that varies")
+    results = bind(eqns[0], [x.array])
+    return [
+        Padded(r, (*x.dims[:axis], (static(r.shape[axis]),), *x.dims[axis + 1 :])) for r in results
+    ]
