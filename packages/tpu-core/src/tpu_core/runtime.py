@@ -148,8 +148,7 @@ def _start() -> Runtime:
     )
     _C.set_default_mode(modes.current().native())
     METRICS.set_source(_C.counters)
-    if (program_runs := getattr(_C, "program_runs", None)) is not None:
-        METRICS.set_runs(program_runs)
+    METRICS.set_runs(_C.program_runs)
     input_pipeline.watch()
     atexit.register(_C.wait_for_autograd)
     return runtime

@@ -245,6 +245,7 @@ PYBIND11_MODULE(_C, m) {
     return py::reinterpret_borrow<py::object>(array);
   });
   m.def("clear_programs", &clear_programs);
+  m.def("program_runs", &program_runs);
   m.def("drain_references", &drain_references);
   m.def("allocated_bytes", &allocated_bytes);
   m.def("note_out_of_memory", &note_out_of_memory);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -20,6 +21,8 @@ struct Program {
   std::vector<uint64_t> constants;  // the numbers it was compiled with
   int64_t memory = 0;             // bytes of temporaries
   bool checks_memory = false;
+  uint64_t runs = 0;
+  double seconds = 0;  // the host's, in starting it; written under the GIL, as is `runs`
 };
 
 namespace {
@@ -31,7 +34,7 @@ std::array<PyObject*, 128> g_newest{};  // per device, owned
 
 py::dict export_segment(
     const Segment& s,
-    const Hash128& key,
+    const Hash128& form,
     at::ArrayRef<uint32_t> live,
     at::ArrayRef<uint32_t> donated,
     const std::vector<uint8_t>& compiled_in) {
@@ -71,7 +74,7 @@ py::dict export_segment(
   py::dict d;
   char hex[33];
   snprintf(
-      hex, sizeof hex, "%016llx%016llx", (unsigned long long)key.lo, (unsigned long long)key.hi);
+      hex, sizeof hex, "%016llx%016llx", (unsigned long long)form.lo, (unsigned long long)form.hi);
   d["key"] = hex;
   d["device"] = s.device;
   d["cut"] = s.cut;
@@ -194,6 +197,7 @@ Cut decide(Segment& s) {
       h.add(i * 4ull + 2);
     }
   }
+  c.form = h.digest();
   h.add(static_cast<uint64_t>(s.device));
   c.key = h.digest();
   c.program = find_program(g_programs[c.key], s, c.mask);
@@ -215,7 +219,7 @@ Program* compile(const Segment& s, const Cut& c) {
   py::list arrays;
   for (auto i : c.inputs) arrays.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
   py::object info = callback("compile")(
-      export_segment(s, c.key, c.live, c.donated, c.mask), arrays, mode().pads);
+      export_segment(s, c.form, c.live, c.donated, c.mask), arrays, mode().pads);
   auto fresh = std::make_unique<Program>();
   fresh->execute = info.attr("execute");
   fresh->handlers = info.attr("handlers");
@@ -252,7 +256,7 @@ void inspect(const Segment& s, const Cut& c, const Mode& m) {
   py::object function = py::none();
   if (m.inspect) function = py::reinterpret_borrow<py::object>(m.inspect);
   callback("inspect")(
-      export_segment(s, c.key, c.live, c.donated, c.program->compiled_in),
+      export_segment(s, c.form, c.live, c.donated, c.program->compiled_in),
       m.inspect ? arrays(c.inputs) : py::list(), arrays(c.live), function);
 }
 
@@ -360,7 +364,11 @@ void run(Segment& s, Cut& c) {
       callback("check_memory")(s.device, program.info, outputs, allocated_bytes(s.device));
     }
     ++counters().executions;
+    const auto started = std::chrono::steady_clock::now();
     auto results = execute(program, s);
+    ++program.runs;
+    program.seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     note_peak(s.device, program.memory);
     {
       Lock lock(g_mutex, std::defer_lock);
@@ -385,7 +393,7 @@ void run(Segment& s, Cut& c) {
     }
     // Every result of the segment carries the error; so do storages whose old value was donated.
     py::object mapped = callback("segment_failed")(
-        py::handle(error.value), export_segment(s, c.key, c.live, {}, s.compiled_in));
+        py::handle(error.value), export_segment(s, c.form, c.live, {}, s.compiled_in));
     auto failure = std::make_shared<const Failure>(mapped.release().ptr());
     fail(s, failure);
     failure->raise();
@@ -399,6 +407,20 @@ void run(Segment& s, Cut& c) {
 }
 
 PyObject* newest_array(int16_t device) { return g_newest.at(device); }
+
+py::dict program_runs() {
+  // The GIL keeps the counts as they are; g_mutex is not held where Python's code may run.
+  std::vector<const Program*> programs;
+  {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    for (const auto& [key, same] : g_programs)
+      for (const auto& p : same) programs.push_back(p.get());
+  }
+  py::dict counts;
+  for (const auto* p : programs) counts[p->info.attr("key")] = py::make_tuple(p->runs, p->seconds);
+  return counts;
+}
 
 void clear_programs() {
   Programs dropped;

@@ -13,6 +13,7 @@ struct Program;
 struct Cut {
   c10::SmallVector<uint32_t, 8> live, donated, inputs;  // slots
   std::vector<uint8_t> mask;  // numbers to compile in, where no program serves
+  Hash128 form;  // the segment, whatever device it is on
   Hash128 key;
   Program* program = nullptr;
   std::shared_ptr<const Failure> failed;  // of an input
@@ -32,5 +33,7 @@ PyObject* newest_array(int16_t device);
 void clear_programs();
 // Makes a value's array hold just what counts: padding is for programs that know of it. Holds the GIL.
 void drop_padding(Value& v);
+// (runs, seconds that the host spent in starting them) of each program, by its key in the cache.
+py::dict program_runs();
 
 }  // namespace tpu

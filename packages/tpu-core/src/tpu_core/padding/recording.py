@@ -22,7 +22,7 @@ def describe(segment: Segment) -> tuple[str, list[int]]:
     digest = hashlib.sha256()
     slots = [(s.is_input, str(s.dtype), len(s.shape)) for s in segment.slots]
     packs = [n.pack for n in segment.numbers]
-    digest.update(repr((slots, packs, segment.live, segment.donated, segment.device)).encode())
+    digest.update(repr((slots, packs, segment.live, segment.donated)).encode())
     for node in segment.nodes:
         form, numbers = _node(node)
         digest.update(form.encode())
