@@ -106,7 +106,8 @@ class PaddedPrograms:
                 return family.lower(buckets)
 
             sizes = ", ".join(f"{v} in {b}" for v, b in zip(values, buckets))
-            reason = Reason(f"sizes vary: padded program for {sizes}", None)
+            why = self._builder.explain(s)
+            reason = Reason(f"{why.text}; on padded arrays from now on ({sizes})", why.line)
             loaded, key = self._builder.obtain(s, key, lower, outputs, reason)
             loaded = (loaded, key)
             if compiled:

@@ -106,13 +106,17 @@ class ProgramBuilder:
         if padded is not None:
             return padded
         loaded, key = self.obtain(
-            s, self._key(s), lambda: segments.lower(s), s.outputs(), self._reasons.explain(s)
+            s, self._key(s), lambda: segments.lower(s), s.outputs(), self.explain(s)
         )
         self._reasons.remember(s)
         program = self.program(s, loaded, key)
         if pads:
             self._padded.remember(s, program)
         return program
+
+    def explain(self, s: Segment) -> Reason:
+        """What of a segment is new."""
+        return self._reasons.explain(s)
 
     def obtain(
         self,

@@ -20,7 +20,8 @@ def describe(segment: Segment) -> tuple[str, list[int]]:
     """
     integers = [n for s in segment.slots for n in s.shape]
     digest = hashlib.sha256()
-    slots = [(s.is_input, str(s.dtype), len(s.shape)) for s in segment.slots]
+    # Dims of size 1 are broadcast and empty ones have no elements: those are other programs.
+    slots = [(s.is_input, str(s.dtype), [min(n, 2) for n in s.shape]) for s in segment.slots]
     packs = [n.pack for n in segment.numbers]
     digest.update(repr((slots, packs, segment.live, segment.donated)).encode())
     for node in segment.nodes:
