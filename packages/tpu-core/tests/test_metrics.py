@@ -42,6 +42,7 @@ def test_everything_is_counted(metrics):
         "compiles": 1,
         "compile_seconds": 0.5,
         "cache_hits_memory": 0,
+        "substitutions": 0,
         "cache_hits_disk": 1,
         "disk_load_seconds": 0.01,
         "cache_misses": 1,

@@ -13,12 +13,20 @@ class Reasons:
     def __init__(self) -> None:
         self._forms: dict[str, dict[tuple[str, ...], None]] = {}
         self._keys: dict[str, Segment] = {}
+        self._contents: dict[str, Segment] = {}
 
     def explain(self, s: Segment) -> str:
         """One line, such as ``"aten.mm: float32[8, 128] -> float32[8, 131]"``."""
         previous = self._keys.get(s.key)
         if previous is not None:
             return self._changed_number(s, previous)
+        alike = self._contents.get(s.content)
+        if alike is not None:
+            return (
+                f"the same {len(s.nodes)} ops, other values alive: "
+                f"{len(alike.live)} -> {len(s.live)} results, "
+                f"{len(alike.donated)} -> {len(s.donated)} inputs whose memory is free"
+            )
         for node in s.nodes:
             form, known = _form(s, node), self._forms.get(node.name, {})
             if form in known:
@@ -32,6 +40,7 @@ class Reasons:
     def remember(self, s: Segment) -> None:
         """Count ``s`` among what was compiled."""
         self._keys[s.key] = s
+        self._contents[s.content] = s
         for node in s.nodes:
             self._forms.setdefault(node.name, {})[_form(s, node)] = None
 
