@@ -241,9 +241,17 @@ def bench(s: nox.Session) -> None:
     """Benchmarks: every script of ``integration/benchmarks``, or those named after ``--``."""
     prepare(s, "test", "examples")
     folder = ROOT / "integration" / "benchmarks"
-    names = s.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem != "harness")
+    others = ("harness", "soak")
+    names = s.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem not in others)
     for name in names:
         python(s, folder / f"{name.removesuffix('.py')}.py")
+
+
+@session
+def soak(s: nox.Session) -> None:
+    """20,000 training steps: memory must stay flat, and nothing be compiled once warm."""
+    prepare(s, "test", "examples")
+    python(s, ROOT / "integration" / "benchmarks" / "soak.py", *s.posargs)
 
 
 @session
