@@ -248,6 +248,13 @@ def bench(s: nox.Session) -> None:
 
 
 @session
+def soak(s: nox.Session) -> None:
+    """20,000 training steps: memory must stay flat, and nothing be compiled once warm."""
+    prepare(s, "test", "examples")
+    python(s, ROOT / "integration" / "benchmarks" / "soak.py", *s.posargs)
+
+
+@session
 def build(s: nox.Session) -> None:
     """Wheels of all packages, in ``dist/``."""
     prepare(s)

@@ -37,14 +37,17 @@ def test_everything_is_counted(metrics):
     metrics.host_sync(None, "print")
     metrics.d2h(7)
     metrics.debug_check()
+    metrics.padded_execution()
     assert metrics.snapshot() == {
         "compiles": 1,
         "compile_seconds": 0.5,
         "cache_hits_memory": 0,
+        "substitutions": 0,
         "cache_hits_disk": 1,
         "disk_load_seconds": 0.01,
         "cache_misses": 1,
         "executions": 0,
+        "padded_executions": 1,
         "segments": 0,
         "ops": 0,
         "signatures": 0,

@@ -26,6 +26,8 @@ COUNTERS: dict[str, str] = {
     "compiles": "Programs compiled by XLA.",
     "compile_seconds": "Seconds spent in those compiles, background threads included.",
     "cache_hits_memory": "Programs found in memory.",
+    "substitutions": "Those of them made for other live values: with results that nothing reads, "
+    "or without taking memory that they could have taken.",
     "cache_hits_disk": "Programs loaded from the cache folder.",
     "disk_load_seconds": "Seconds spent loading them.",
     "cache_misses": "Programs found in neither.",

@@ -72,6 +72,7 @@ class Segment:
         nodes, slots, numbers: Its contents.
         live: Slots whose values are read later: the program's outputs.
         donated: Input slots that nothing else holds: their memory may be reused.
+        content: Process-stable hex key of the ops alone.
     """
 
     key: str
@@ -82,6 +83,7 @@ class Segment:
     numbers: list[LiftedNumber]
     live: list[int]
     donated: list[int]
+    content: str
 
     @classmethod
     def from_export(cls, d: dict[str, Any]) -> Segment:
@@ -95,6 +97,7 @@ class Segment:
             [LiftedNumber(*n) for n in d["numbers"]],
             d["live"],
             d["donated"],
+            d["content"],
         )
 
     def with_numbers(self, numbers: list[LiftedNumber]) -> Segment:

@@ -233,6 +233,7 @@ PYBIND11_MODULE(_C, m) {
     d["segments"] = c.segments;
     d["executions"] = c.executions;
     d["cache_hits_memory"] = c.hits;
+    d["substitutions"] = c.substitutions;
     d["signatures"] = c.signatures;
     const auto [uploads, bytes] = host_to_device_counts();
     d["h2d_count"] = uploads;

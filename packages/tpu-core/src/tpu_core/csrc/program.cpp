@@ -11,30 +11,13 @@
 #include <utility>
 
 namespace tpu {
-
-struct Program {
-  py::object execute;           // LoadedExecutable.execute_sharded, bound
-  py::object handlers;          // result handlers for consume_with_handlers; None: execute gives a list
-  py::object info;              // Python's record of the program
-  std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
-  std::vector<uint8_t> compiled_in;
-  std::vector<uint64_t> constants;  // the numbers it was compiled with
-  int64_t memory = 0;             // bytes of temporaries
-  bool checks_memory = false;
-  uint64_t runs = 0;
-  double seconds = 0;  // the host's, in starting it; written under the GIL, as is `runs`
-};
-
 namespace {
 
-// Never destroyed: static destructors run after the interpreter's end.
-using Programs = std::unordered_map<Hash128, std::vector<std::unique_ptr<Program>>, HashOfHash>;
-auto& g_programs = *new Programs();
 std::array<PyObject*, 128> g_newest{};  // per device, owned
 
 py::dict export_segment(
     const Segment& s,
-    const Hash128& form,
+    const Cut& c,
     at::ArrayRef<uint32_t> live,
     at::ArrayRef<uint32_t> donated,
     const std::vector<uint8_t>& compiled_in) {
@@ -72,10 +55,13 @@ py::dict export_segment(
         static_cast<int>(s.packs[i]), static_cast<bool>(compiled_in[i]), value));
   }
   py::dict d;
-  char hex[33];
-  snprintf(
-      hex, sizeof hex, "%016llx%016llx", (unsigned long long)form.lo, (unsigned long long)form.hi);
-  d["key"] = hex;
+  auto hex = [](const Hash128& h) {
+    char text[33];
+    snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)h.lo, (unsigned long long)h.hi);
+    return std::string(text);
+  };
+  d["key"] = hex(c.key);
+  d["content"] = hex(c.content);
   d["device"] = s.device;
   d["cut"] = s.cut;
   d["nodes"] = nodes;
@@ -93,26 +79,6 @@ void upload_host_inputs(Segment& s) {
     py::object array = callback("device_put")(py::cast(v->host), s.device);
     v->set_array(array.release().ptr());
   }
-}
-
-Program* find_program(
-    std::vector<std::unique_ptr<Program>>& programs, const Segment& s, std::vector<uint8_t>& mask) {
-  for (auto& p : programs) {
-    bool same = true;
-    for (size_t i = 0; i < s.numbers.size() && same; ++i)
-      same = !p->compiled_in[i] || p->constants[i] == s.numbers[i];
-    if (same) return p.get();
-  }
-  if (programs.empty()) {
-    mask = s.compiled_in;
-  } else {
-    // Numbers seen to vary become run-time inputs.
-    auto& last = *programs.back();
-    mask = last.compiled_in;
-    for (size_t i = 0; i < mask.size(); ++i)
-      if (last.constants[i] != s.numbers[i]) mask[i] = 0;
-  }
-  return nullptr;
 }
 
 void append_packs(py::list& arguments, const Segment& s, const Program& p) {
@@ -178,33 +144,6 @@ void drop_padding(Value& v) {
   v.set_array(array.release().ptr());
 }
 
-Cut decide(Segment& s) {
-  Cut c;
-  const bool keep = mode().inspect != nullptr;  // an inspection looks at the inputs, too
-  Hasher h = s.hasher;
-  for (uint32_t i = 0; i < s.slots.size(); ++i) {
-    auto& v = s.slots[i];
-    const bool only_here = v.use_count() == 1;
-    if (s.is_input[i]) {
-      if (v->state == State::Failed) c.failed = v->failure;
-      c.inputs.push_back(i);
-      if (only_here && !v->shared && !keep) {
-        c.donated.push_back(i);
-        h.add(i * 4ull + 1);
-      }
-    } else if (!only_here) {
-      c.live.push_back(i);
-      h.add(i * 4ull + 2);
-    }
-  }
-  c.form = h.digest();
-  h.add(static_cast<uint64_t>(s.device));
-  c.key = h.digest();
-  c.program = find_program(g_programs[c.key], s, c.mask);
-  ++counters().segments;
-  return c;
-}
-
 namespace {
 
 void fail(Segment& s, std::shared_ptr<const Failure> why) {
@@ -219,7 +158,7 @@ Program* compile(const Segment& s, const Cut& c) {
   py::list arrays;
   for (auto i : c.inputs) arrays.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
   py::object info = callback("compile")(
-      export_segment(s, c.form, c.live, c.donated, c.mask), arrays, mode().pads);
+      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, mode().pads);
   auto fresh = std::make_unique<Program>();
   fresh->execute = info.attr("execute");
   fresh->handlers = info.attr("handlers");
@@ -227,14 +166,12 @@ Program* compile(const Segment& s, const Cut& c) {
   fresh->checks_memory = info.attr("checks_memory").cast<bool>();
   fresh->info = info;
   fresh->inputs.assign(c.inputs.begin(), c.inputs.end());
+  fresh->outputs = c.outputs;
+  fresh->donated = c.reused;
   py::object mask = info.attr("compiled_in");
   fresh->compiled_in = mask.is_none() ? c.mask : mask.cast<std::vector<uint8_t>>();
   fresh->constants = s.numbers;
-  auto* program = fresh.get();
-  Lock lock(g_mutex, std::defer_lock);
-  acquire(lock);
-  g_programs[c.key].push_back(std::move(fresh));
-  return program;
+  return keep_program(c, std::move(fresh));
 }
 
 // The array of a value that nothing else holds; its layout stays, for what is said of the segment.
@@ -256,7 +193,7 @@ void inspect(const Segment& s, const Cut& c, const Mode& m) {
   py::object function = py::none();
   if (m.inspect) function = py::reinterpret_borrow<py::object>(m.inspect);
   callback("inspect")(
-      export_segment(s, c.form, c.live, c.donated, c.program->compiled_in),
+      export_segment(s, c, c.live, c.donated, c.program->compiled_in),
       m.inspect ? arrays(c.inputs) : py::list(), arrays(c.live), function);
 }
 
@@ -359,8 +296,7 @@ void run(Segment& s, Cut& c) {
     else c.program = compile(s, c);
     auto& program = *c.program;
     if (program.checks_memory) {
-      int64_t outputs = 0;
-      for (auto i : c.live) outputs += static_cast<int64_t>(s.slots[i]->nbytes);
+      const auto outputs = bytes_of(s, program.outputs);
       callback("check_memory")(s.device, program.info, outputs, allocated_bytes(s.device));
     }
     ++counters().executions;
@@ -373,12 +309,14 @@ void run(Segment& s, Cut& c) {
     {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
-      // Donated inputs are deleted: drop them first, so that memory statistics see them go.
+      // Inputs that nothing else holds: drop them first, so that memory statistics see them go.
       for (auto i : c.donated) drop_array(*s.slots[i]);
-      for (size_t i = 0; i < c.live.size(); ++i) {
-        PyObject* array = PySequence_Fast_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i));
+      size_t result = 0;
+      for (auto slot : c.live) {
+        while (program.outputs[result] != slot) ++result;  // the others are read by nothing
+        PyObject* array = PySequence_Fast_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(result));
         Py_INCREF(array);
-        s.slots[c.live[i]]->set_array(array);
+        s.slots[slot]->set_array(array);
       }
       notify_settled();
     }
@@ -393,7 +331,7 @@ void run(Segment& s, Cut& c) {
     }
     // Every result of the segment carries the error; so do storages whose old value was donated.
     py::object mapped = callback("segment_failed")(
-        py::handle(error.value), export_segment(s, c.form, c.live, {}, s.compiled_in));
+        py::handle(error.value), export_segment(s, c, c.live, {}, s.compiled_in));
     auto failure = std::make_shared<const Failure>(mapped.release().ptr());
     fail(s, failure);
     failure->raise();
@@ -407,28 +345,5 @@ void run(Segment& s, Cut& c) {
 }
 
 PyObject* newest_array(int16_t device) { return g_newest.at(device); }
-
-py::dict program_runs() {
-  // The GIL keeps the counts as they are; g_mutex is not held where Python's code may run.
-  std::vector<const Program*> programs;
-  {
-    Lock lock(g_mutex, std::defer_lock);
-    acquire(lock);
-    for (const auto& [key, same] : g_programs)
-      for (const auto& p : same) programs.push_back(p.get());
-  }
-  py::dict counts;
-  for (const auto* p : programs) counts[p->info.attr("key")] = py::make_tuple(p->runs, p->seconds);
-  return counts;
-}
-
-void clear_programs() {
-  Programs dropped;
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    dropped.swap(g_programs);
-  }
-}
 
 }  // namespace tpu

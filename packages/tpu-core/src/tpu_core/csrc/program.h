@@ -4,21 +4,47 @@
 #include "python.h"
 #include "trace.h"
 
+#include <memory>
+#include <vector>
+
 namespace tpu {
 
-struct Program;
+using Slots = c10::SmallVector<uint32_t, 8>;  // ascending
+
+struct Program {
+  py::object execute;           // LoadedExecutable.execute_sharded, bound
+  py::object handlers;          // result handlers for consume_with_handlers; None: execute gives a list
+  py::object info;              // Python's record of the program
+  std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
+  Slots outputs;                  // slots, in the order of its results
+  Slots donated;                  // slots whose memory it takes
+  std::vector<uint8_t> compiled_in;
+  std::vector<uint64_t> constants;  // the numbers it was compiled with
+  int64_t memory = 0;             // bytes of temporaries
+  bool checks_memory = false;
+  uint64_t runs = 0;
+  double seconds = 0;  // the host's, in starting it; written under the GIL, as is `runs`
+};
 
 // What a cut decides while g_mutex is held: which values live on, which inputs may be reused, which
 // program serves.
 struct Cut {
-  c10::SmallVector<uint32_t, 8> live, donated, inputs;  // slots
-  std::vector<uint8_t> mask;  // numbers to compile in, where no program serves
-  Hash128 form;  // the segment, whatever device it is on
-  Hash128 key;
+  Slots live, donated, inputs;
+  int16_t device = 0;
+  Hash128 key;      // of the ops, of what is live and of what is donated
+  Hash128 content;  // of the ops alone
   Program* program = nullptr;
+  // Where no program serves, what to compile.
+  Slots outputs, reused;
+  std::vector<uint8_t> mask;  // numbers to compile in
   std::shared_ptr<const Failure> failed;  // of an input
 };
 Cut decide(Segment& s);
+
+// Remembers a program that was made for what a cut asked for.
+Program* keep_program(const Cut& c, std::unique_ptr<Program> program);
+void clear_programs();
+int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots);
 
 // Runs a segment that was taken off its trace. Holds the GIL; g_mutex is not held. Throws what went
 // wrong, and what depends on it carries the error from then on; an interruption leaves every value as it
@@ -30,7 +56,6 @@ void give_up(Segment& s, const PythonError& error);
 // The newest result on a device (borrowed), or null: the device runs in order, so waiting for it waits
 // for everything.
 PyObject* newest_array(int16_t device);
-void clear_programs();
 // Makes a value's array hold just what counts: padding is for programs that know of it. Holds the GIL.
 void drop_padding(Value& v);
 // (runs, seconds that the host spent in starting them) of each program, by its key in the cache.
