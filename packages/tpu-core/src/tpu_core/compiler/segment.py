@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core.compiler.depth import Depths
 from tpu_core.errors import CompilationError, TpuError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import client as pjrt
@@ -131,6 +132,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         values: dict[int, jax.Array] = dict(zip(inputs, arguments))
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
+        depths = Depths()
         for i, node in enumerate(segment.nodes):
             if node.plan is None:
                 (slot,) = node.outputs
@@ -160,6 +162,8 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                     if value.shape != expected.shape:
                         value = value.reshape(expected.shape)
                     values[slot] = value.astype(expected.dtype)
+            made = [i for i in node.outputs if i is not None]
+            depths.bound(node.name, node.operands, made, values)
         return [values[i] for i in segment.live]
 
     return run, avals
