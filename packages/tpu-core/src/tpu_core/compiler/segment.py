@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core.compiler.depth import Depths
 from tpu_core.errors import CompilationError, TpuError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import client as pjrt
@@ -72,7 +73,6 @@ class Segment:
         nodes, slots, numbers: Its contents.
         live: Slots whose values are read later: the program's outputs.
         donated: Input slots that nothing else holds: their memory may be reused.
-        content: Process-stable hex key of the ops alone.
     """
 
     key: str
@@ -83,7 +83,6 @@ class Segment:
     numbers: list[LiftedNumber]
     live: list[int]
     donated: list[int]
-    content: str
 
     @classmethod
     def from_export(cls, d: dict[str, Any]) -> Segment:
@@ -97,7 +96,6 @@ class Segment:
             [LiftedNumber(*n) for n in d["numbers"]],
             d["live"],
             d["donated"],
-            d["content"],
         )
 
     def with_numbers(self, numbers: list[LiftedNumber]) -> Segment:
@@ -135,6 +133,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         values: dict[int, jax.Array] = dict(zip(inputs, arguments))
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
+        depths = Depths()
         for i, node in enumerate(segment.nodes):
             if node.plan is None:
                 (slot,) = node.outputs
@@ -164,6 +163,8 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                     if value.shape != expected.shape:
                         value = value.reshape(expected.shape)
                     values[slot] = value.astype(expected.dtype)
+            made = [i for i in node.outputs if i is not None]
+            depths.bound(node.name, node.operands, made, values)
         return [values[i] for i in segment.live]
 
     return run, avals

@@ -61,7 +61,6 @@ py::dict export_segment(
     return std::string(text);
   };
   d["key"] = hex(c.key);
-  d["content"] = hex(c.content);
   d["device"] = s.device;
   d["cut"] = s.cut;
   d["nodes"] = nodes;
