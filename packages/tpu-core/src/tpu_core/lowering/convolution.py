@@ -144,6 +144,8 @@ def _weight_gradient_by_taps(
     rank = x.ndim - 2
     channels_last = (0, *range(2, rank + 2), 1)
     x, grad = lax.transpose(x, channels_last), lax.transpose(grad, channels_last)
+    # Together, so that nothing is padded long before its use and kept until then.
+    x, grad = lax.optimization_barrier((x, grad))
     n, *size, outputs = grad.shape
     spans = [s * (g - 1) + 1 for s, g in zip(stride, size)]
     pads = [

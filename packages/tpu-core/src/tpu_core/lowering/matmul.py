@@ -49,10 +49,10 @@ _LARGE = 2**24
 def moved(x: jax.Array) -> jax.Array:
     """The transposed matrix, moved in memory by a loop of its own.
 
-    XLA would fold the transpose into a product that uses it, or fuse it with the ops that make
-    ``x``: on a CPU both are slower than the copy.
+    XLA would fold the transpose into a product that uses it, or fuse it with the ops around it: on
+    a CPU both are slower than the copy. `x` must come out of a barrier or a product itself.
     """
-    return lax.optimization_barrier(lax.transpose(lax.optimization_barrier(x), (1, 0)))
+    return lax.optimization_barrier(lax.transpose(x, (1, 0)))
 
 
 def _transposed_mm(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -62,7 +62,8 @@ def _transposed_mm(a: jax.Array, b: jax.Array) -> jax.Array:
     little: ``a`` itself, or ``b`` and the result, as ``a @ b`` is the transpose of ``b.T @ a.T``.
     """
     (m, k), n = a.shape, b.shape[1]
-    in_memory = lax.transpose(a, (1, 0))
+    # Together, so that nothing is moved long before the product and kept until then.
+    in_memory, b = lax.optimization_barrier((lax.transpose(a, (1, 0)), b))
     if k * m <= k * n + m * n:
         return contract(moved(in_memory), b, _MM)
     return moved(contract(moved(b), in_memory, _MM))
