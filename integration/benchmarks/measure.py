@@ -64,7 +64,7 @@ def prepare(workload: str, runner: str, materials: Path) -> tuple[Job, Callable[
 
     def memory() -> int:
         torch.tpu.reset_peak_memory_stats()
-        float(job.step(0))
+        read(job.step(0))
         return int(torch.tpu.max_memory_allocated())
 
     return Job(job.step, memory), lambda: torch.tpu.metrics()["compiles"]
@@ -102,7 +102,7 @@ def measure(job: Job, steps: int, units: int, compiles: Callable[[], float]) -> 
             done += 1
             if done in (1, 3, 20):
                 marks[done] = compiles()
-        results.append(float(result))
+        results.append(read(result))
         walls.append((time.perf_counter() - wall) / size)
         cpus.append((time.process_time() - cpu) / size)
     end = compiles()
@@ -127,6 +127,11 @@ def measure(job: Job, steps: int, units: int, compiles: Callable[[], float]) -> 
     }
     peak = job.memory()
     return {**figures, "peak_mb": None if peak is None else peak / 2**20}
+
+
+def read(result: Any) -> float:
+    """Wait for a result: a number, or a tensor or array of one."""
+    return float(result.item() if hasattr(result, "item") else result)
 
 
 def resident_mb() -> float:

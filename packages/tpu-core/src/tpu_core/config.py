@@ -127,6 +127,14 @@ class Config:
         BYTES,
         "Simulated memory of a device on the CPU platform, to find out what fits.",
     )
+    keep_memory: bool = _setting(
+        "TPU_KEEP_MEMORY",
+        BOOL,
+        "On the CPU platform, keep freed memory in the process instead of giving it back to the "
+        "system after each program; glibc's allocator only.",
+        True,
+        shown="`1`",
+    )
     segment_ops: int = _setting(
         "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 2_000
     )

@@ -59,6 +59,14 @@ CASES = {
     "no batch items": ((0, 2, 4, 4), (3, 2, 3, 3), {}),
     "one dim": ((2, 3, 9), (4, 3, 4), {"stride": 2, "padding": 1}),
     "three dims": ((1, 2, 5, 6, 7), (3, 2, 2, 3, 2), {"stride": (1, 2, 2)}),
+    # Enough channels for the weight gradient that a CPU sums from products.
+    "many channels, stride": ((2, 16, 10, 11), (17, 16, 3, 3), {"stride": (2, 3), "padding": 1}),
+    "many channels, dilation": (
+        *((2, 17, 10, 11), (16, 17, 3, 2)),
+        {"dilation": (2, 1), "padding": (2, 1)},
+    ),
+    "many channels, one position": ((2, 16, 7, 7), (16, 16, 1, 1), {"stride": 2}),
+    "many channels, one dim": ((2, 16, 9), (18, 16, 4), {"stride": 2, "padding": 1}),
 }
 TRANSPOSED = {
     "plain": ((2, 3, 5, 5), (3, 4, 3, 3), {}),
@@ -67,6 +75,7 @@ TRANSPOSED = {
     "groups": ((2, 4, 5, 5), (4, 3, 3, 2), {"groups": 2, "stride": (2, 1)}),
     "crop": ((1, 2, 4, 4), (2, 2, 2, 2), {"padding": 2, "stride": 2}),
     "one dim": ((2, 3, 5), (3, 4, 4), {"stride": 2, "padding": 1}),
+    "many channels": ((2, 16, 5, 4), (16, 17, 3, 3), {"stride": 2, "output_padding": 1}),
 }
 
 

@@ -56,6 +56,27 @@ def test_opinfo_of_ops_that_the_cpu_rounds_between_steps(name: str) -> None:
     assert f"aten.{name}.default" in mode.seen
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(768, 64, 400), (64, 768, 400), (1024, 1024, 16)], ids=str
+)
+def test_large_product_of_a_transposed_operand(m: int, n: int, k: int) -> None:
+    """A weight's gradient, which a CPU computes from moved operands, whichever is smaller."""
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(k, m, generator=g), torch.randn(k, n, generator=g)
+    with CompareLowerings(tolerance={F32: (1e-5, 1e-4)}) as mode:
+        a.t() @ b
+    assert mode.seen == {"aten.mm.default"} and not mode.failures, mode.failures
+
+
+@pytest.mark.parametrize(("platform", "moves"), [("cpu", True), ("tpu", False)])
+def test_only_a_cpu_moves_operands(platform: str, moves: bool) -> None:
+    product = jax.jit(lambda a, b: matmul.mm(a.T, b, contiguous=(False, True)))
+    a = jax.ShapeDtypeStruct((256, 512), np.float32)
+    text = product.trace(a, a).lower(lowering_platforms=(platform,)).as_text()
+    assert ("optimization_barrier" in text) == moves
+    assert text.count("dot_general") == 1
+
+
 def _call(op: str, args: Any, shape: tuple[int, ...], dtype: torch.dtype, **kwargs: Any) -> Any:
     out = (jax.ShapeDtypeStruct(shape, to_numpy_dtype(dtype)),)
     with jax.enable_x64(True):

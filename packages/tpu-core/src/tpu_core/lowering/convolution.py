@@ -1,7 +1,8 @@
 """Convolutions of one to three spatial dims and their gradients.
 
 Each result is one ``conv_general_dilated`` whose dimension numbers say where batch and features
-lie; only the grouped transposed kernel is rearranged first. The three convolutions of a training
+lie; only the grouped transposed kernel is rearranged first, and on a CPU the weight gradient is a
+sum of products (`_weight_gradient_by_taps`). The three convolutions of a training
 step are each other's transposes:
 
 * a convolution's input gradient is the transposed convolution of the output's gradient;
@@ -11,14 +12,19 @@ step are each other's transposes:
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.matmul import contract, moved
 from tpu_core.lowering.precision import precision_of
 from tpu_core.lowering.registry import lowering
 
@@ -92,6 +98,11 @@ def _transposed(
     )
 
 
+# Where a weight gradient on a CPU is a sum of products: positions of the kernel, and channels.
+_MOST_TAPS = 9
+_FEWEST_CHANNELS = 16
+
+
 def _weight_gradient(
     x: jax.Array,
     grad: jax.Array,
@@ -101,7 +112,69 @@ def _weight_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> jax.Array:
-    """Gradient of `_forward`'s kernel: batch and features trade places in a dilated correlation."""
+    """Gradient of `_forward`'s kernel."""
+    geometry = {
+        "kernel_size": tuple(kernel_size),
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+    }
+    correlation = functools.partial(_weight_gradient_by_correlation, **geometry, groups=groups)
+    few_taps = math.prod(kernel_size) <= _MOST_TAPS
+    wide = min(x.shape[1], grad.shape[1]) >= _FEWEST_CHANNELS
+    if groups == 1 and few_taps and wide and x.dtype == np.float32 and x.size and grad.size:
+        by_taps = functools.partial(_weight_gradient_by_taps, **geometry)
+        return lax.platform_dependent(x, grad, cpu=by_taps, default=correlation)
+    return correlation(x, grad)
+
+
+def _weight_gradient_by_taps(
+    x: jax.Array,
+    grad: jax.Array,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> jax.Array:
+    """The gradient on a CPU: one matrix product for each position of the kernel.
+
+    XLA:CPU runs the correlation, whose window is as large as the image, at a third to a half of
+    the speed that it runs matrix products.
+    """
+    rank = x.ndim - 2
+    channels_last = (0, *range(2, rank + 2), 1)
+    x, grad = lax.transpose(x, channels_last), lax.transpose(grad, channels_last)
+    # Together, so that nothing is padded long before its use and kept until then.
+    x, grad = lax.optimization_barrier((x, grad))
+    n, *size, outputs = grad.shape
+    spans = [s * (g - 1) + 1 for s, g in zip(stride, size)]
+    pads = [
+        (p, d * (k - 1) + span - p - have, 0)
+        for p, d, k, span, have in zip(padding, dilation, kernel_size, spans, x.shape[1:-1])
+    ]
+    x = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
+    rows = moved(grad.reshape(-1, outputs))
+    products = []
+    for tap in itertools.product(*map(range, kernel_size)):
+        starts = [t * d for t, d in zip(tap, dilation)]
+        ends = [start + span for start, span in zip(starts, spans)]
+        window = lax.slice(x, (0, *starts, 0), (n, *ends, x.shape[-1]), (1, *stride, 1))
+        products.append(contract(rows, window.reshape(rows.shape[1], -1), (((1,), (0,)), ((), ()))))
+    # The barrier keeps the products from being written one number in `taps`, which is slow.
+    by_tap = lax.optimization_barrier(jnp.stack(products))
+    return lax.transpose(by_tap, (1, 2, 0)).reshape(outputs, -1, *kernel_size)
+
+
+def _weight_gradient_by_correlation(
+    x: jax.Array,
+    grad: jax.Array,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """Batch and features trade places in a dilated correlation."""
     rank = x.ndim - 2
     space = "DHW"[3 - rank :]
     # Correlating with the (strided) gradient must give exactly kernel_size positions.

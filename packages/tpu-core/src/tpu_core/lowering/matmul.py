@@ -1,11 +1,13 @@
 """Matrix and vector products.
 
 Every product is one ``dot_general`` that contracts the dims where they lie: no operand is
-transposed or broadcast first. 16-bit floats accumulate in float32 and are rounded once, at the end.
+transposed or broadcast first, but for large weight gradients on a CPU (`_transposed_mm`). 16-bit
+floats accumulate in float32 and are rounded once, at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -40,8 +42,40 @@ def _scale_add(product: jax.Array, x: jax.Array, beta: Any, alpha: Any) -> jax.A
     return product + (x if beta == 1 else x * cast(beta, product.dtype))
 
 
+# Multiplications below which a product is over before a transpose would pay.
+_LARGE = 2**24
+
+
+def moved(x: jax.Array) -> jax.Array:
+    """The transposed matrix, moved in memory by a loop of its own.
+
+    XLA would fold the transpose into a product that uses it, or fuse it with the ops around it: on
+    a CPU both are slower than the copy. `x` must come out of a barrier or a product itself.
+    """
+    return lax.optimization_barrier(lax.transpose(x, (1, 0)))
+
+
+def _transposed_mm(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a @ b`` on a CPU, where ``a`` is the transpose of what lies in memory.
+
+    XLA:CPU multiplies such operands at half the speed of others. Moving the smaller part costs
+    little: ``a`` itself, or ``b`` and the result, as ``a @ b`` is the transpose of ``b.T @ a.T``.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    # Together, so that nothing is moved long before the product and kept until then.
+    in_memory, b = lax.optimization_barrier((lax.transpose(a, (1, 0)), b))
+    if k * m <= k * n + m * n:
+        return contract(moved(in_memory), b, _MM)
+    return moved(contract(moved(b), in_memory, _MM))
+
+
 @lowering("aten.mm.default")
-def mm(a: jax.Array, b: jax.Array) -> jax.Array:
+def mm(a: jax.Array, b: jax.Array, *, contiguous: Sequence[bool] = (True, True)) -> jax.Array:
+    large = a.shape[0] * a.shape[1] * b.shape[1] >= _LARGE
+    if large and not contiguous[0] and a.dtype == np.float32:
+        return lax.platform_dependent(
+            a, b, cpu=_transposed_mm, default=lambda a, b: contract(a, b, _MM)
+        )
     return contract(a, b, _MM)
 
 

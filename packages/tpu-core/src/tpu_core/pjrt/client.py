@@ -25,6 +25,7 @@ from tpu_core.config import config
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.pjrt.host import instruction_set, machine
+from tpu_core.pjrt.host_memory import keep_freed_memory
 from tpu_core.platforms import Platform, resolve, visible_indices
 
 # The dtypes of the arrays that lifted numbers travel in; the extension's enum Pack.
@@ -68,6 +69,8 @@ def start() -> Client:
             jax.config.update("jax_platforms", "cpu")
         if config().num_devices:
             jax.config.update("jax_num_cpu_devices", config().num_devices)
+        if config().keep_memory:
+            keep_freed_memory()
     try:
         devices = jax.local_devices(backend=platform.name)
     except RuntimeError as error:
