@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, TpuError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import client as pjrt
@@ -132,7 +133,9 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         values: dict[int, jax.Array] = dict(zip(inputs, arguments))
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
+        barriers = Barriers(segment)
         for i, node in enumerate(segment.nodes):
+            barriers.before(i, values)
             if node.plan is None:
                 (slot,) = node.outputs
                 assert slot is not None
