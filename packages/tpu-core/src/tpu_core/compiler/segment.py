@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_core.compiler.depth import Depths
+from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, TpuError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import client as pjrt
@@ -134,7 +135,9 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
         depths = Depths()
+        barriers = Barriers(segment)
         for i, node in enumerate(segment.nodes):
+            barriers.before(i, values)
             if node.plan is None:
                 (slot,) = node.outputs
                 assert slot is not None
