@@ -180,7 +180,10 @@ def _inspect(
         a.block_until_ready()
     if inspect is not None:
         from tpu_core.compiler.segment import Segment
+        from tpu_core.padding import arrays
 
+        device = runtime().client.devices[exported["device"]]
+        inputs = [arrays.exact(a, device) for a in inputs]
         inspect(Segment.from_export(exported), inputs, outputs)
 
 

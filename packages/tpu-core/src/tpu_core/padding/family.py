@@ -15,7 +15,7 @@ from tpu_core.compiler.segment import LiftedNumber, Segment, as_function, reusab
 from tpu_core.padding import contractions, elementwise, indexing, reductions, shapes, windows
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space, whole
-from tpu_core.padding.sizes import Fit, Size, bucket
+from tpu_core.padding.sizes import Fit, Size, Unpaddable, bucket
 from tpu_core.pjrt import client as pjrt
 
 RULE_MODULES = (contractions, elementwise, indexing, reductions, shapes, windows)
@@ -198,9 +198,14 @@ class Family:
             ]
 
         donated = reusable(segment, lambda i: self.bound(i, buckets))
-        with jax.enable_x64(True):
-            jitted = jax.jit(function, keep_unused=True, donate_argnums=donated)
-            return pjrt.module_bytes(jitted.lower(*avals, *packs, sizes))
+        try:
+            with jax.enable_x64(True):
+                jitted = jax.jit(function, keep_unused=True, donate_argnums=donated)
+                return pjrt.module_bytes(jitted.lower(*avals, *packs, sizes))
+        except Unpaddable:
+            raise
+        except Exception as error:  # shapes that do not fit where a rule took two sizes for one
+            raise Unpaddable(f"{type(error).__name__}: {error}") from error
 
 
 def _between_programs(

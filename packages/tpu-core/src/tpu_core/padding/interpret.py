@@ -51,7 +51,7 @@ class Context:
 
     def size(self, seen: Sequence[int]) -> Size:
         """The size that was ``seen`` in the recordings."""
-        size = self._fit.express([int(n) for n in seen])
+        size = self._fit.derive([int(n) for n in seen])
         if size is None:
             raise Unpaddable(f"a size that was {', '.join(map(str, seen))} follows no other")
         return size
@@ -78,7 +78,7 @@ class Context:
         for inverted in (False, True):
             whole_numbers = [_integer(v, inverted, dtype) for v in numbers]
             if all(n is not None for n in whole_numbers):
-                size = self._fit.express([n for n in whole_numbers if n is not None])
+                size = self._fit.derive([n for n in whole_numbers if n is not None])
                 if size is not None:
                     actual = jnp.asarray(self.space.actual(size))
                     if not inverted:
@@ -104,6 +104,8 @@ def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded
         Unpaddable: The traces differ in more than sizes, or an equation has no rule.
     """
     consts = []
+    if any(len(t.consts) != len(traces[0].consts) for t in traces):
+        raise Unpaddable("its ops depend on a size")
     for values in zip(*(t.consts for t in traces), strict=True):
         first = np.asarray(values[0])
         if any(np.shape(v) != first.shape for v in values[1:]):

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule
+from tpu_core.padding.interpret import Context, bind, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, merge
 from tpu_core.padding.sizes import Size, Unpaddable, static
 
@@ -22,7 +22,11 @@ def broadcast_in_dim(
     x = operands[0]
     sizes = context.sizes([e.params["shape"] for e in eqns])
     dims: list[Dim] = [(s,) for s in sizes]
+    before = [shape_of(e.invars[0]) for e in eqns]
+    after = [e.params["shape"] for e in eqns]
     for axis, out in enumerate(eqns[0].params["broadcast_dimensions"]):
+        if len({b[axis] == a[out] for b, a in zip(before, after)}) > 1:
+            raise Unpaddable("a dim that is broadcast in one recording and not in another")
         if x.dims[axis] != (static(1),):
             dims[out] = x.dims[axis]
     shape = tuple(context.space.length(d) for d in dims)

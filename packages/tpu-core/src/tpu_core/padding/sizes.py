@@ -79,6 +79,7 @@ class Fit:
                         values.append(value)
                 known[seen] = size
             self.sizes.append(known[seen])
+        self._known = known
 
     def express(self, seen: Sequence[int]) -> Size | None:
         """The simplest `Size` that has these values, one a recording; None where there is none."""
@@ -94,6 +95,23 @@ class Fit:
                 if line and (degree == 1 or line[1] == 0):
                     found.append((_likelihood(degree, *line), Size(line[0], symbols, line[1])))
         return min(found, key=lambda x: x[0])[1] if found else None
+
+    def derive(self, seen: Sequence[int]) -> Size | None:
+        """As `express`, for integers that are not compared with those of later recordings.
+
+        They must be among those that are, or of a form that is no coincidence.
+        """
+        seen = tuple(seen)
+        if seen in self._known:
+            return self._known[seen]
+        size = self.express(seen)
+        if (
+            size is None
+            or size.is_static
+            or _likelihood(len(size.symbols), size.scale, size.offset)[0] < 4
+        ):
+            return size
+        return None
 
     def solve(self, integers: Sequence[int]) -> list[int] | None:
         """The symbols' values in another recording; None where it does not follow the sizes."""
