@@ -60,8 +60,10 @@ def main() -> None:
                 if workload in _FORMS.get(runner, (workload,)):
                     cache = Path(folder) / runner
                     runs[workload, runner] = run(workload, runner, materials, cache, chosen)
-        agree(workload, {r: f["results"] for (w, r), f in runs.items() if w == workload})
-    harness.report("Whole models", [row(w, r, f) for (w, r), f in runs.items()], chosen)
+        own = {r: f for (w, r), f in runs.items() if w == workload}
+        agree(workload, {r: f["results"] for r, f in own.items()})
+        # Now, so that what follows cannot lose it.
+        harness.report(workload, [row(r, f) for r, f in own.items()], chosen)
     if derived := targets.rows(runs):
         harness.report("Targets", derived, chosen)
 
@@ -134,11 +136,10 @@ def agree(workload: str, results: dict[str, list[float]]) -> None:
             )
 
 
-def row(workload: str, runner: str, f: dict[str, Any]) -> dict[str, Any]:
+def row(runner: str, f: dict[str, Any]) -> dict[str, Any]:
     """A line of the table."""
     warm = f.get("warm", {})
     return {
-        "workload": workload,
         "runner": runner,
         "CPU (ms)": f["cpu_ms"],
         "wall, all cores (ms)": warm.get("wall_ms"),

@@ -68,6 +68,17 @@ def test_large_product_of_a_transposed_operand(m: int, n: int, k: int) -> None:
     assert mode.seen == {"aten.mm.default"} and not mode.failures, mode.failures
 
 
+@pytest.mark.parametrize(("m", "n"), [(768, 64), (64, 768)], ids=str)
+def test_xla_does_not_undo_the_moves(m: int, n: int) -> None:
+    """It would fold a transpose into the product, which then contracts the slow way again."""
+    a, b = (jax.ShapeDtypeStruct((400, size), np.float32) for size in (m, n))
+    product = jax.jit(lambda a, b: matmul.mm(a.T, b, contiguous=(False, True)))
+    # As programs are compiled: without the pass that strips barriers (tpu_core.pjrt).
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    text = product.lower(a, b).compile(compiler_options=options).as_text()
+    assert "lhs_contracting_dims={1}" in text and "lhs_contracting_dims={0}" not in text
+
+
 @pytest.mark.parametrize(("platform", "moves"), [("cpu", True), ("tpu", False)])
 def test_only_a_cpu_moves_operands(platform: str, moves: bool) -> None:
     product = jax.jit(lambda a, b: matmul.mm(a.T, b, contiguous=(False, True)))

@@ -49,8 +49,8 @@ _LARGE = 2**24
 def moved(x: jax.Array) -> jax.Array:
     """The transposed matrix, moved in memory by a loop of its own.
 
-    XLA would fold the transpose into a product that uses it, or fuse it with the ops around it: on
-    a CPU both are slower than the copy. `x` must come out of a barrier or a product itself.
+    XLA would fold the transpose into a product that uses it, or fuse it with what uses it: on a CPU
+    both are slower than the copy. ``x`` must come out of a barrier too.
     """
     return lax.optimization_barrier(lax.transpose(x, (1, 0)))
 
@@ -66,7 +66,7 @@ def _transposed_mm(a: jax.Array, b: jax.Array) -> jax.Array:
     in_memory, b = lax.optimization_barrier((lax.transpose(a, (1, 0)), b))
     if k * m <= k * n + m * n:
         return contract(moved(in_memory), b, _MM)
-    return moved(contract(moved(b), in_memory, _MM))
+    return moved(lax.optimization_barrier(contract(moved(b), in_memory, _MM)))
 
 
 @lowering("aten.mm.default")
