@@ -1,4 +1,6 @@
-"""What all tests share: a temporary cache of programs, and the same random numbers in each run."""
+"""What all tests share: a temporary cache of programs, compiles that are waited for, and the same
+random numbers in each run.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_configure(config: pytest.Config) -> None:
     # Before the device starts; worker processes and the tests' own inherit it.
+    # What is compiled must not depend on which ops the tests before have used.
+    os.environ["TPU_COMPILE"] = "blocking"
     if not hasattr(config, "workerinput"):
         config.stash[FOLDER] = os.environ["TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="tpu-cache-")
 

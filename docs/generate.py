@@ -65,7 +65,7 @@ def pages() -> dict[str, str]:
     """Content of each generated page by file name."""
     from tpu_core.config import config_page
     from tpu_core.conformance import contract_page
-    from tpu_core.errors import errors_page
+    from tpu_core.errors_page import errors_page
 
     return {
         "configuration.md": config_page(),

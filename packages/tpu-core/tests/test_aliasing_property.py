@@ -8,19 +8,26 @@ program that was found to fail; ``Program(...).run()`` runs that again.
 from __future__ import annotations
 
 import pytest
+import torch
 
 from aliasing.programs import Program, failure, shrunk
 from tpu_core import _C, modes
+from tpu_core.compiler import background
+from tpu_core.config import override
 
 # Every op its own program; cut at any place; the whole program at once.
 STRICT = modes.STRICT
-PIECES = modes.Mode("pieces", max_ops=5)
+PARTS = modes.Mode("parts", max_ops=5)
 WHOLE = modes.Mode("whole", max_ops=0)
+# As tpu-eager's: on padded arrays, and op by op while another process compiles.
+FUSED = modes.Mode(
+    "fused", max_ops=2000, cut_at_repetitions=True, pads=True, compiles_in_background=True
+)
 
 
 def check(mode: modes.Mode, seeds: range) -> None:
     def run(program: Program) -> None:
-        with modes.using(mode):
+        with override(compile="background"), modes.using(mode):
             program.run()
 
     for seed in seeds:
@@ -33,16 +40,25 @@ def check(mode: modes.Mode, seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode, count", [(WHOLE, 120), (PIECES, 60), (STRICT, 80)], ids=["whole", "pieces", "strict"]
+    "mode, count",
+    [(WHOLE, 120), (PARTS, 60), (STRICT, 80), (FUSED, 60)],
+    ids=["whole", "parts", "strict", "fused"],
 )
 def test_hundreds_of_programs(mode: modes.Mode, count: int) -> None:
     check(mode, range(count))
 
 
+def test_programs_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_SHARE", float("inf"))
+    before = torch.tpu.metrics()["pieces"]
+    check(FUSED, range(500, 560))
+    assert torch.tpu.metrics()["pieces"] > before + 60
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(10))
-@pytest.mark.parametrize("mode", [WHOLE, PIECES, STRICT], ids=lambda m: m.name)
+@pytest.mark.parametrize("mode", [WHOLE, PARTS, STRICT, FUSED], ids=lambda m: m.name)
 def test_thousands_of_programs(mode: modes.Mode, part: int) -> None:
     start = 1000 * (part + 1)
     check(mode, range(start, start + 150))

@@ -20,11 +20,10 @@ from tpu_core.errors import (
     OutOfMemoryError,
     TpuError,
     TpuNotAvailableError,
-    error_classes,
-    errors_page,
     format_bytes,
     map_xla_error,
 )
+from tpu_core.errors_page import error_classes, errors_page
 
 ERRORS = [c for c in error_classes() if issubclass(c, TpuError)]
 

@@ -47,6 +47,7 @@ def test_everything_is_counted(metrics):
         "disk_load_seconds": 0.01,
         "cache_misses": 1,
         "executions": 0,
+        "pieces": 0,
         "padded_executions": 1,
         "segments": 0,
         "ops": 0,

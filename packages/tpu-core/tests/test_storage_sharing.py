@@ -89,6 +89,19 @@ def test_to_jax_gives_the_view_and_not_its_storage(view: Callable[[torch.Tensor]
     assert np.asarray(array).tolist() == host.tolist()
 
 
+def test_a_view_whose_elements_do_not_fill_the_storage():
+    def run(device: str) -> list[torch.Tensor]:
+        x = torch.arange(3.0, dtype=torch.float64).to(device)
+        y = torch.view_as_complex(x[:2])
+        before = y.cpu().clone()
+        y.mul_(2j)
+        z = torch.arange(7, dtype=torch.uint8).to(device)[:4].view(torch.int32)
+        return [before, (y + 1).cpu(), x.cpu(), z.cpu(), (z + 1).cpu()]
+
+    for host, device in zip(run("cpu"), run("tpu")):
+        torch.testing.assert_close(device, host, rtol=0, atol=0)
+
+
 def test_to_jax_of_bytes_that_have_no_type_yet():
     x = torch.load(saved(torch.arange(6.0).view(2, 3)), map_location="tpu")
     array = tpu_core.to_jax(x)

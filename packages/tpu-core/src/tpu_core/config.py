@@ -138,6 +138,20 @@ class Config:
     segment_ops: int = _setting(
         "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 2_000
     )
+    compile: str = _setting(
+        "TPU_COMPILE",
+        choice("blocking", "background"),
+        "Whether a new segment waits for its program in fused mode, or runs op by op where nearly "
+        "all its ops have been compiled one by one, while another process compiles its program.",
+        "background",
+    )
+    compile_workers: int = _setting(
+        "TPU_COMPILE_WORKERS",
+        integer(1),
+        "Most processes that compile in the background.",
+        lambda: max(1, (os.cpu_count() or 1) // 8),
+        shown="an eighth of the cores",
+    )
     performance_warnings: bool = _setting(
         "TPU_PERFORMANCE_WARNINGS",
         BOOL,

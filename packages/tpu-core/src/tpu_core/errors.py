@@ -1,13 +1,12 @@
 """Typed errors with stable codes. The docstring of each class is its section of the docs page.
 
 A message says what happened, the values involved, the user's line where one is known, what to do
-next, and where the docs page is. `errors_page` writes ``docs/reference/errors.md`` from the
-classes; `tpu_core.xla_status.map_xla_error` turns XLA's status text into these classes.
+next, and where the docs page is. `tpu_core.errors_page` writes ``docs/reference/errors.md`` from
+the classes; `tpu_core.xla_status.map_xla_error` turns XLA's status text into these classes.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 
 import torch
@@ -452,39 +451,25 @@ class InputPipelineWarning(TpuWarning):
     )
 
 
-def error_classes() -> list[type[Documented]]:
-    """Every documented error and warning class, by code, errors before warnings of one code."""
-    found = [
-        value
-        for value in globals().values()
-        if isinstance(value, type) and issubclass(value, Documented) and value.code != "TPU1000"
-    ]
-    return [TpuError, *sorted(found, key=lambda c: (c.code, issubclass(c, Warning)))]
+class BackgroundCompileWarning(TpuWarning):
+    """A program could not be compiled in the background, and runs op by op.
 
+    **How it happens.** With `TPU_COMPILE=background` a process of its own compiles what already
+    runs op by op. That process was ended twice, most often by the system for want of memory. To
+    compile the same in the training process would put that one at risk, so the program stays as it
+    is: its results are right, and it is as slow as in strict mode.
 
-def errors_page() -> str:
-    """Markdown of ``docs/reference/errors.md``, generated from the classes' docstrings."""
-    classes = error_classes()
-    out = [
-        "# Errors",
-        "",
-        "Every error of this project has a stable code, which is printed in its message together",
-        "with a link to this page. This page is generated from `tpu_core.errors`.",
-        "",
-        "| Code | Class | Meaning |",
-        "|---|---|---|",
-    ]
-    sections = []
-    anchored: set[str] = set()
-    for cls in classes:
-        summary, _, body = inspect.cleandoc(cls.__doc__ or "").partition("\n")
-        out.append(f"| [{cls.code}](#{cls.docs_anchor}) | `{cls.__name__}` | {summary} |")
-        # Two classes may share a code (an error and its warning); an anchor must stay unique.
-        anchor = [] if cls.docs_anchor in anchored else [f'<a id="{cls.docs_anchor}"></a>', ""]
-        anchored.add(cls.docs_anchor)
-        text = body.split("\nArgs:\n")[0].split("\nExample:\n")[0].strip()
-        bases = [b for b in cls.__bases__ if not issubclass(b, Documented)]
-        sections += ["", *anchor, f"## {cls.code}: {cls.__name__}", "", summary]
-        sections += ["", f"It is also a `{bases[0].__name__}`."] if bases else []
-        sections += ["", text] if text else []
-    return "\n".join([*out, *sections]).rstrip() + "\n"
+    ```console
+    BackgroundCompileWarning: [TPU1018] The process that compiled 1,840 ops ended twice.
+    ```
+
+    **How to fix it.** Look for the out-of-memory killer in the system's log. Programs are smaller
+    with a lower `TPU_SEGMENT_OPS`; fewer compile at once with `TPU_COMPILE_WORKERS=1`.
+    `TPU_COMPILE=blocking` compiles in the process itself.
+    """
+
+    code = "TPU1018"
+    remedy = (
+        "If memory is short, set TPU_SEGMENT_OPS lower. TPU_COMPILE=blocking compiles in the "
+        "training process."
+    )

@@ -32,6 +32,7 @@ COUNTERS: dict[str, str] = {
     "disk_load_seconds": "Seconds spent loading them.",
     "cache_misses": "Programs found in neither.",
     "executions": "Programs run.",
+    "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
     "segments": "Segments of recorded ops that were cut.",
     "ops": "Ops recorded.",
@@ -51,6 +52,10 @@ _MOST_EVENTS = 10_000
 _MOST_OPS = 1_000_000  # listed in the events; 8 bytes each
 
 
+# Where a program came from: compiled while its segment waited or in the background, or the cache.
+Source = Literal["compiled", "background", "disk"]
+
+
 @dataclass(frozen=True, slots=True)
 class CompileEvent:
     """One program that was made ready to run.
@@ -59,7 +64,8 @@ class CompileEvent:
         seconds: Wall time of the compile or the load.
         reason: Which op and argument was new, and against what:
             ``"aten.mm.default: self float32[8, 128] -> float32[8, 131]"``.
-        source: ``"compiled"`` by XLA, or loaded from ``"disk"``.
+        source: ``"compiled"`` by XLA, compiled in the ``"background"`` while the segment ran op by
+            op, or loaded from ``"disk"``.
         ops: Number of ops in the program.
         line: The user's line that led to it, ``"train.py:31"``.
         key: Key of the program in the cache.
@@ -70,7 +76,7 @@ class CompileEvent:
 
     seconds: float
     reason: str
-    source: Literal["compiled", "disk"] = "compiled"
+    source: Source = "compiled"
     ops: int = 0
     line: str | None = None
     key: str = ""
@@ -79,9 +85,16 @@ class CompileEvent:
     time: float = field(default_factory=time.time, compare=False)
 
     def __str__(self) -> str:
-        verb = "compiled" if self.source == "compiled" else "loaded from disk"
+        verb = _VERBS[self.source]
         where = f" at {self.line}" if self.line else ""
         return f"{verb} {self.ops} ops in {self.seconds:.3f} s{where}: {self.reason}"
+
+
+_VERBS: dict[Source, str] = {
+    "compiled": "compiled",
+    "background": "compiled in the background",
+    "disk": "loaded from disk",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +152,7 @@ class Metrics:
         """Count a program that was made ready, and log one line: a compile as INFO, a load as
         DEBUG.
         """
-        compiled = event.source == "compiled"
+        compiled = event.source != "disk"
         with self._lock:
             self._events.append(event)
             self._listed += len(event.contents)

@@ -31,6 +31,8 @@ class Mode:
         cut_at_repetitions: Cut a loop that nothing else cuts once a round, or every few rounds
             where they are short, at the same place in each, rather than at every ``max_ops`` ops.
         pads: Segments that differ from earlier ones in sizes alone run on padded arrays.
+        compiles_in_background: With ``TPU_COMPILE=background`` a segment may run in pieces, op
+            by op, while its program is compiled.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.
     """
@@ -41,12 +43,14 @@ class Mode:
     cut_after_optimizer_step: bool = False
     cut_at_repetitions: bool = False
     pads: bool = False
+    compiles_in_background: bool = False
     inspect: Inspect | None = None
 
-    def native(self) -> tuple[int, bool, Inspect | None, bool, bool]:
+    def native(self) -> tuple[int, bool, Inspect | None, bool, bool, bool]:
         """The extension's form of the mode."""
         bound = config().segment_ops if self.max_ops is None else self.max_ops
-        return bound, self.wait, self.inspect, self.cut_at_repetitions, self.pads
+        background = self.compiles_in_background and config().compile == "background"
+        return (bound, self.wait, self.inspect, self.cut_at_repetitions, self.pads, background)
 
 
 STRICT = Mode("strict", max_ops=1)

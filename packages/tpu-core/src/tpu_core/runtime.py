@@ -117,6 +117,7 @@ def _start() -> Runtime:
             "describe": describe.describe,
             "miss": miss.miss,
             "compile": builder.build,
+            "program_due": builder.due,
             "check_memory": programs.check_memory,
             "segment_failed": programs.segment_failed,
             "inspect": _inspect,
@@ -152,6 +153,7 @@ def _start() -> Runtime:
     input_pipeline.watch()
     checkpointing.watch()
     atexit.register(_C.wait_for_autograd)
+    atexit.register(builder.background.workers.close)
     return runtime
 
 

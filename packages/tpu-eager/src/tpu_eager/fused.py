@@ -9,5 +9,10 @@ from __future__ import annotations
 from tpu_core.modes import Mode
 
 FUSED = Mode(
-    "fused", max_ops=None, cut_after_optimizer_step=True, cut_at_repetitions=True, pads=True
+    "fused",
+    max_ops=None,
+    cut_after_optimizer_step=True,
+    cut_at_repetitions=True,
+    pads=True,
+    compiles_in_background=True,
 )

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tpu_core import config
 from tpu_core.errors import format_bytes
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def warm(
         raise typer.BadParameter("--shape and --dtype belong to --ops.")
     shapes = tuple(_shape(text) for text in shape or ())
     dtypes = tuple(_dtype(name) for name in dtype or ())
+    # Each program as a whole, and before the end.
+    os.environ["TPU_COMPILE"] = "blocking"
+    config.reload()
     with _recording() as events:
         if script is None:
             _run_ops(shapes, dtypes)

@@ -10,10 +10,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +23,15 @@ from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import segment as segments
+from tpu_core.compiler.background import Background
 from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Segment
+from tpu_core.compiler.worker import Job, Result
+from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
-from tpu_core.metrics import METRICS, CompileEvent
+from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.xla_status import map_xla_error
 
@@ -86,16 +89,30 @@ class ProgramBuilder:
         self._store = store
         self._reasons = Reasons()
         self._padded = PaddedPrograms(self, client)
+        # A TPU and a GPU are opened by one process.
+        on_cpu = client.platform.name == "cpu"
+        start = WorkerProcess if on_cpu else functools.partial(InProcess, client)
+        workers = Workers(config().compile_workers, start)
+        self.background = Background(workers, self._is_stored, self._finish_in_background)
 
     def build(
-        self, exported: dict[str, Any], arrays: list[Any] | None = None, pads: bool = False
-    ) -> Program:
+        self,
+        exported: dict[str, Any],
+        arrays: list[Any] | None = None,
+        pads: bool = False,
+        missing: list[tuple[str, int]] | None = None,
+    ) -> Program | None:
         """A program for an exported segment: loaded from the cache or compiled.
 
         Args:
             exported: The segment, from the extension.
             arrays: Its inputs, where it is about to run.
             pads: Whether it may run on padded arrays.
+            missing: Where it may run in pieces while its program is made: those of its ops that no
+                program in memory runs by itself, as (key of that program, node).
+
+        Returns:
+            The program; None where the segment is to run in pieces.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
@@ -105,14 +122,53 @@ class ProgramBuilder:
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded
-        loaded, key = self.obtain(
-            s, self._key(s), lambda: segments.lower(s), s.outputs(), self.explain(s)
-        )
+        if missing is not None:
+            s = self.background.lifted(s)
+        key = self._key(s)
+        loaded = self.background.take(s, key)
+        if loaded is None:
+            if missing is not None and self._runs_in_pieces(s, key, exported, missing):
+                return None
+            lower = functools.partial(segments.lower, s)
+            loaded, key = self.obtain(s, key, lower, s.outputs(), self.explain(s))
         self._reasons.remember(s)
         program = self.program(s, loaded, key)
+        if missing is not None:
+            program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])
         if pads:
             self._padded.remember(s, program)
         return program
+
+    def _runs_in_pieces(
+        self, s: Segment, key: str, exported: dict[str, Any], missing: list[tuple[str, int]]
+    ) -> bool:
+        def job() -> Job:
+            numbers = [(n.pack, n.compiled_in, n.value) for n in s.numbers]
+            return Job({**exported, "numbers": numbers})
+
+        keys = [self.key(s, piece, s.constants_of(node)) for piece, node in missing]
+        return self.background.serves_in_pieces(s, key, keys, bool(_forbidden), job)
+
+    def due(self, segment_key: str) -> bool:
+        """Whether to ask again for the program of a segment that runs in pieces."""
+        return bool(_forbidden) or self.background.due(segment_key)
+
+    def _is_stored(self, key: str) -> bool:
+        disk = self._store.disk if isinstance(self._store, TieredStore) else self._store
+        return disk is not None and disk.path(key).exists()
+
+    def _finish_in_background(self, s: Segment, key: str, result: Result) -> pjrt.Loaded:
+        """Load and store what a worker compiled, and count it."""
+        assert result.payload is not None
+        device = self._client.devices[s.device]
+        executable = pjrt.deserialize(result.payload, device, self._client)
+        if self._store is not None:
+            self._store.put(key, result.payload, self._manifest(s))
+        loaded = pjrt.load(executable, s.outputs(), device)
+        reason = Reason("it came again; until now it ran op by op", s.nodes[-1].line or None)
+        METRICS.cache_miss()
+        METRICS.compiled(self._event(s, key, result.seconds, reason, "background"))
+        return loaded
 
     def explain(self, s: Segment) -> Reason:
         """What of a segment is new."""
@@ -127,17 +183,16 @@ class ProgramBuilder:
         reason: Reason,
     ) -> tuple[pjrt.Loaded, str]:
         """An executable from the disk cache, else compiled from what ``lower`` gives."""
-        line = next((n.line for n in reversed(s.nodes) if n.line), "")
         device = self._client.devices[s.device]
         started = time.perf_counter()
         executable = self._from_disk(key, device)
-        source: Literal["compiled", "disk"] = "disk"
+        source: Source = "disk"
         if executable is None:
             if _forbidden:
                 raise RecompilationError(
                     "A program would have to be compiled inside torch.tpu.no_recompile().",
                     values={"reason": reason.text, "ops": len(s.nodes)},
-                    line=reason.line or line or None,
+                    line=reason.line or _last_line(s),
                 )
             METRICS.cache_miss()
             source = "compiled"
@@ -147,28 +202,25 @@ class ProgramBuilder:
                 executable = pjrt.compile_module(module, device, self._client)
             except Exception as error:
                 raise map_xla_error(
-                    error, op=self._ops(s), line=line or None, stage="compile"
+                    error, op=self._ops(s), line=_last_line(s), stage="compile"
                 ) from error
             self._to_disk(key, executable, s)
         loaded = pjrt.load(executable, outputs, device)
         seconds = time.perf_counter() - started
-        METRICS.compiled(
-            CompileEvent(
-                seconds,
-                reason.text,
-                source,
-                len(s.nodes),
-                reason.line or line or None,
-                key,
-                cut=s.cut,
-                contents=listing(s),
-            )
-        )
+        METRICS.compiled(self._event(s, key, seconds, reason, source))
         return loaded, key
+
+    @staticmethod
+    def _event(
+        s: Segment, key: str, seconds: float, reason: Reason, source: Source
+    ) -> CompileEvent:
+        line = reason.line or _last_line(s)
+        return CompileEvent(
+            seconds, reason.text, source, len(s.nodes), line, key, cut=s.cut, contents=listing(s)
+        )
 
     def program(self, s: Segment, loaded: pjrt.Loaded, key: str) -> Program:
         """What the extension runs for a segment that an executable serves as it is."""
-        line = next((n.line for n in reversed(s.nodes) if n.line), "")
         return Program(
             loaded.execute,
             loaded.handlers,
@@ -176,7 +228,7 @@ class ProgramBuilder:
             config().memory_limit is not None,
             key,
             len(s.nodes),
-            line,
+            _last_line(s) or "",
         )
 
     def key(self, s: Segment, segment: str, constants: list[float | int | None]) -> str:
@@ -216,8 +268,10 @@ class ProgramBuilder:
         except Exception as error:  # some platforms cannot serialize; the program still runs
             logger.debug("not cached on disk: %s", error)
             return
-        manifest = {"ops": len(s.nodes), "names": self._ops(s), "platform": self._client.version}
-        self._store.put(key, payload, manifest)
+        self._store.put(key, payload, self._manifest(s))
+
+    def _manifest(self, s: Segment) -> dict[str, Any]:
+        return {"ops": len(s.nodes), "names": self._ops(s), "platform": self._client.version}
 
     def _dump(self, key: str, module: bytes) -> None:
         folder = config().dump_dir
@@ -226,6 +280,10 @@ class ProgramBuilder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         text = pjrt.module_text(module)
         (Path(folder) / f"{key[:16]}.stablehlo.mlir").write_text(text)
+
+
+def _last_line(s: Segment) -> str | None:
+    return next((n.line for n in reversed(s.nodes) if n.line), None)
 
 
 @functools.cache

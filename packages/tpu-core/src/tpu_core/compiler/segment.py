@@ -119,6 +119,12 @@ class Segment:
         """The numbers compiled in, None for run-time inputs."""
         return [n.value if n.compiled_in else None for n in self.numbers]
 
+    def constants_of(self, node: int) -> list[float | int | None]:
+        """Those of one node's numbers, as `constants`."""
+        begin = self.nodes[node].numbers
+        end = self.nodes[node + 1].numbers if node + 1 < len(self.nodes) else len(self.numbers)
+        return self.constants()[begin:end]
+
     def outputs(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each output."""
         return [(self.slots[i].shape, self.slots[i].dtype) for i in self.live]

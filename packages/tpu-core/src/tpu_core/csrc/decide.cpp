@@ -65,7 +65,8 @@ constexpr size_t kFormsOfContent = 3, kCandidates = 16, kMostSubstituted = 4096;
 // memory alone that it could have taken: what is alive differs with when the interpreter frees reference
 // cycles. One that takes memory which is still in use never serves. Null where the exact program is worth
 // compiling: the same is wanted again and again, and serving it costs memory.
-Program* substitute(const Segment& s, const Cut& c, const std::vector<Program*>& programs) {
+Program* substitute(
+    const Segment& s, const Cut& c, const std::vector<Program*>& programs, bool at_any_cost) {
   Program* best = nullptr;
   int64_t least = 0;
   const int64_t live = bytes_of(s, c.live), donated = bytes_of(s, c.donated);
@@ -78,7 +79,7 @@ Program* substitute(const Segment& s, const Cut& c, const std::vector<Program*>&
     best = p;
     least = waste;
   }
-  if (!best || least < kSmallWaste) return best;
+  if (!best || at_any_cost || least < kSmallWaste) return best;
   if (g_substituted.size() > kMostSubstituted) g_substituted.clear();
   return ++g_substituted[on_device(c.key, c)] > kSubstitutions ? nullptr : best;
 }
@@ -114,7 +115,10 @@ int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots) {
   return bytes;
 }
 
-Cut decide(Segment& s) {
+namespace {
+
+// All but the program.
+Cut ends_of(const Segment& s) {
   Cut c;
   const bool keep = mode().inspect != nullptr;  // an inspection looks at the inputs, too
   for (uint32_t i = 0; i < s.slots.size(); ++i) {
@@ -131,15 +135,59 @@ Cut decide(Segment& s) {
   c.device = s.device;
   c.content = s.hasher.digest();
   c.key = key_of(c, c.live, c.donated);
+  return c;
+}
+
+// Asks for a program with every result that takes no memory: it serves whatever is alive.
+void choose_widest(const Segment& s, Cut& c, const std::vector<Program*>& programs) {
+  c.outputs.clear();
+  for (uint32_t i = 0; i < s.slots.size(); ++i)
+    if (!s.is_input[i]) c.outputs.push_back(i);
+  c.reused.clear();
+  c.mask = constants_of(s, programs);
+  c.key = key_of(c, c.outputs, c.reused);
+}
+
+}  // namespace
+
+Cut decide(Segment& s) {
+  Cut c = ends_of(s);
   c.program = find_program(on_device(c.key, c), s);
   if (!c.program) {
     auto& programs = g_by_content[on_device(c.content, c)];
-    if (!keep) c.program = substitute(s, c, programs);
+    if (!mode().inspect) c.program = substitute(s, c, programs, false);
     if (c.program) ++counters().substitutions;
     else choose_form(s, c, programs);
   }
   ++counters().segments;
   return c;
+}
+
+Cut decide_piece(Segment& s) {
+  Cut c = ends_of(s);
+  c.is_piece = true;
+  auto& programs = g_by_content[on_device(c.content, c)];
+  c.program = substitute(s, c, programs, true);
+  if (!c.program) choose_widest(s, c, programs);
+  ++counters().pieces;
+  return c;
+}
+
+std::optional<Hash128> missing_program(const Segment& s) {
+  Cut c;
+  c.device = s.device;
+  c.content = s.hasher.digest();
+  const auto& programs = g_by_content[on_device(c.content, c)];
+  choose_widest(s, c, programs);
+  for (auto* p : programs)
+    if (p->donated.empty() && p->outputs == c.outputs && has_constants_of(*p, s)) return std::nullopt;
+  return c.key;
+}
+
+std::string hex(const Hash128& key) {
+  char text[33];
+  snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)key.lo, (unsigned long long)key.hi);
+  return text;
 }
 
 Program* keep_program(const Cut& c, std::unique_ptr<Program> made) {

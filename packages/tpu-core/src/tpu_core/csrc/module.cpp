@@ -132,12 +132,13 @@ const char* state_name(const at::Tensor& t) {
 py::object mode_tuple(const Mode& m) {
   py::object inspect = py::none();
   if (m.inspect) inspect = py::reinterpret_borrow<py::object>(m.inspect);
-  return py::make_tuple(m.max_ops, m.wait, inspect, m.repetitions, m.pads);
+  return py::make_tuple(m.max_ops, m.wait, inspect, m.repetitions, m.pads, m.background);
 }
 
 Mode mode_of(const py::tuple& t) {
   PyObject* inspect = t[2].is_none() ? nullptr : py::object(t[2]).release().ptr();
-  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect, t[3].cast<bool>(), t[4].cast<bool>()};
+  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect,
+          t[3].cast<bool>(), t[4].cast<bool>(),    t[5].cast<bool>()};
 }
 
 }  // namespace
@@ -235,6 +236,7 @@ PYBIND11_MODULE(_C, m) {
     d["cache_hits_memory"] = c.hits;
     d["substitutions"] = c.substitutions;
     d["signatures"] = c.signatures;
+    d["pieces"] = c.pieces;
     const auto [uploads, bytes] = host_to_device_counts();
     d["h2d_count"] = uploads;
     d["h2d_bytes"] = bytes;

@@ -5,6 +5,8 @@
 #include "trace.h"
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace tpu {
@@ -33,6 +35,7 @@ struct Cut {
   int16_t device = 0;
   Hash128 key;      // of the ops, of what is live and of what is donated
   Hash128 content;  // of the ops alone
+  bool is_piece = false;
   Program* program = nullptr;
   // Where no program serves, what to compile.
   Slots outputs, reused;
@@ -40,10 +43,16 @@ struct Cut {
   std::shared_ptr<const Failure> failed;  // of an input
 };
 Cut decide(Segment& s);
+// The same for a segment of one op that is a piece of another: whatever program runs it, else one that
+// serves whatever is alive.
+Cut decide_piece(Segment& s);
+// The key of the program that a piece lacks, or nothing where it has one.
+std::optional<Hash128> missing_program(const Segment& s);
 
 // Remembers a program that was made for what a cut asked for.
 Program* keep_program(const Cut& c, std::unique_ptr<Program> program);
 void clear_programs();
+std::string hex(const Hash128& key);
 int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots);
 
 // Runs a segment that was taken off its trace. Holds the GIL; g_mutex is not held. Throws what went

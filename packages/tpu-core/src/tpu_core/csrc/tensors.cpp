@@ -21,7 +21,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <numeric>
 
 namespace tpu {
 
@@ -399,68 +398,12 @@ at::Tensor to_device(const at::Tensor& cpu, int16_t device) {
   return out;
 }
 
-at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
-  auto flat = bytes.view(layout.dtype);
-  return flat.as_strided(layout.sizes, layout.strides).contiguous();
-}
-
-at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
-  if (t.numel() == 0) return at::empty(t.sizes(), t.options().device(at::kCPU));
-  ensure_initialized();
-  ValuePtr value;
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    value = cell_of(t)->value;
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  const auto& l = value->layout;
-  const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
-      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
-  if (whole && value->state == State::Host) return value->host;
-  if (whole && value->state == State::Ready) {
-    py::gil_scoped_acquire gil;
-    return callback("to_host")(py::reinterpret_borrow<py::object>(value->array), reason)
-        .cast<at::Tensor>();
-  }
-  return read_bytes(value, reason)
-      .view(t.scalar_type())
-      .as_strided(t.sizes(), t.strides(), t.storage_offset());
-}
-
 at::Tensor own_value(const at::Tensor& t) {
   const auto strides = c10::contiguous_strides(t.sizes());
   auto out = make_empty(
       t.sizes(), strides, t.scalar_type(), static_cast<int16_t>(t.device().index()));
   if (t.numel()) record_copy(out, t, false);
   return out;
-}
-
-at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
-  ensure_initialized();
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  const auto& l = value->layout;
-  at::Tensor host;
-  if (value->state == State::Uninitialized) {
-    return at::zeros({static_cast<int64_t>(value->nbytes)}, at::kByte);
-  } else if (value->state == State::Host) {
-    host = value->host;
-  } else {
-    py::gil_scoped_acquire gil;
-    host = callback("to_host")(py::reinterpret_borrow<py::object>(value->array), reason)
-               .cast<at::Tensor>();
-  }
-  if (l.untyped) return host;
-  // Dims in order of falling stride are the order of memory.
-  std::vector<int64_t> order(l.sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
-  return host.permute(order).contiguous().view({-1}).view(at::kByte);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

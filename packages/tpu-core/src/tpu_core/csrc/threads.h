@@ -14,6 +14,7 @@ struct Mode {
   PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
   bool repetitions = false;     // cut loops where they repeat, before they reach max_ops
   bool pads = false;            // segments that differ in sizes alone run on padded arrays
+  bool background = false;      // segments may run in pieces while a program of their own is compiled
 };
 Mode& mode();
 void set_default_mode(const Mode& m);

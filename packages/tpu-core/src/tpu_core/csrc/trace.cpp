@@ -126,7 +126,8 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   try {
     run(segment, decision);
   } catch (const PythonError& error) {
-    if (error.is_interruption() && !put_back(trace, segment)) give_up(segment, error);
+    const bool is_left = !segment.nodes.empty();  // none of it has run
+    if (is_left && error.is_interruption() && !put_back(trace, segment)) give_up(segment, error);
     throw;
   }
   recycle(std::move(segment));

@@ -93,7 +93,8 @@ void notify_settled();
 int64_t pending_bytes(int16_t device);
 
 struct Counters {
-  uint64_t ops = 0, segments = 0, executions = 0, hits = 0, substitutions = 0, signatures = 0;
+  uint64_t ops = 0, segments = 0, executions = 0, hits = 0, substitutions = 0, signatures = 0,
+           pieces = 0;
 };
 Counters& counters();
 

@@ -10,9 +10,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
 from tpu_core.lowering.precision import precision_name
 from tpu_core.lowering.views import Access
-from tpu_core.recorder import data_dependent, decompose, fallback, plan
+from tpu_core.recorder import compute, data_dependent, decompose, fallback, plan
 from tpu_core.recorder.meta import MetaTensors, is_random, run_meta
 from tpu_core.recorder.variants import (
     OVERWRITING,
@@ -165,7 +166,7 @@ def miss(
     random = bool(entry and entry.random)
     if entry is not None:
         contiguous = tuple(x.is_contiguous() for x in args if isinstance(x, torch.Tensor))
-        compute = plan.lowering_compute(entry, out, contiguous)
+        computed: compute.Compute = compute.LoweringCompute(entry, out, contiguous)
     else:
         target = functional(op)
         assert target is not None
@@ -174,17 +175,16 @@ def miss(
             _meta(t) for a, t in zip(op._schema.arguments, twins) if a.name not in outs
         )
         try:
-            graph = decompose.trace(target, functional_args)
+            computed = compute.GraphCompute(target, functional_args, out)
         except decompose.UndecomposedOp:
             return PYTHON, fallback.run_on_cpu, (), (), ()
         random = is_random(op)
-        compute = plan.graph_compute(graph, out)
     node = plan.NodePlan(
         overload_name(op),
         template,
         read_accesses,
         write_accesses,
-        compute,
+        computed,
         list(range(total)),
         random,
         precision_name(),
@@ -256,7 +256,7 @@ def _template(
     for a, value in zip(op._schema.arguments, args):
         policy = describe._policy(a)
         name, keyword = a.name, a.kwarg_only
-        if policy in (describe.DROP, describe.GENERATOR) or name in plan.DROPPED_ARGUMENTS:
+        if policy in (describe.DROP, describe.GENERATOR) or name in DROPPED_ARGUMENTS:
             continue
         if a.is_out:
             name = plan.hidden(name)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
-from torch.fx import GraphModule
 
 from tpu_core.lowering import views
 from tpu_core.lowering.dtypes import cast
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering
 from tpu_core.lowering.precision import precision
 from tpu_core.lowering.random import derive_key
-from tpu_core.lowering.registry import REGISTRY, Lowering
 from tpu_core.lowering.views import Access
+from tpu_core.recorder.compute import Compute
 
 
 class Operand:
@@ -46,9 +42,6 @@ class Blank:
 
     def __init__(self, aval: jax.ShapeDtypeStruct) -> None:
         self.aval = aval
-
-
-Compute = Callable[[list[Any], dict[str, Any], Any], list[Any]]
 
 
 class NodePlan:
@@ -197,108 +190,3 @@ def hidden(name: str) -> str:
     overload.
     """
     return _HIDDEN + name
-
-
-def flatten(results: tuple[Any, ...]) -> list[Any]:
-    """Results with lists flattened, undefined ones kept as None."""
-    flat: list[Any] = []
-    for r in results:
-        flat.extend(r if isinstance(r, (list, tuple)) else [r])
-    return flat
-
-
-def lowering_compute(
-    entry: Lowering, out: tuple[Any, ...], contiguous: tuple[bool, ...]
-) -> Compute:
-    """Compute by a lowering of the registry."""
-
-    def compute(positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
-        return flatten(
-            call_lowering(entry, tuple(positional), keywords, out, key, contiguous=contiguous)
-        )
-
-    return compute
-
-
-def graph_compute(graph: GraphModule, out: tuple[Any, ...]) -> Compute:
-    """Compute by a decomposed graph whose inputs are the flattened tensor arguments."""
-
-    def compute(positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
-        tensors = [
-            x
-            for value in (*positional, *keywords.values())
-            for x in (value if isinstance(value, list) else [value])
-            if isinstance(x, (jax.Array, jnp.ndarray)) and not getattr(x, "weak_type", False)
-        ]
-        results = run_graph(graph, tensors, key)
-        return [
-            None if e is None else cast(jnp.asarray(r), e.dtype)
-            for r, e in zip(flatten(tuple(results)), flatten(out), strict=True)
-        ]
-
-    return compute
-
-
-def run_graph(graph: GraphModule, tensors: Sequence[jax.Array], key: Any = None) -> list[Any]:
-    """Evaluate an FX graph of functional overloads on JAX values.
-
-    Each random overload gets a key of its own, derived from ``key``.
-    """
-    from tpu_core.lowering.random import fold_in
-
-    values: dict[torch.fx.Node, Any] = {}
-    inputs = iter(tensors)
-    draws = 0
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(inputs)
-        elif node.op == "get_attr":
-            from tpu_core.lowering.evaluate import to_jax
-
-            values[node] = to_jax(getattr(graph, node.target))
-        elif node.op == "output":
-            result = torch.fx.node.map_arg(node.args[0], values.__getitem__)
-            return list(result) if isinstance(result, (list, tuple)) else [result]
-        elif node.target is operator.getitem:
-            source, index = node.args
-            values[node] = values[source][index]
-        else:
-            entry = REGISTRY.get(str(node.target))
-            if entry is None:
-                raise LookupError(f"{node.target} has no lowering.")
-            args = torch.fx.node.map_arg(node.args, values.__getitem__)
-            kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-            names = [a.name for a in node.target._schema.arguments]
-            args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
-            kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
-            meta = node.meta["val"]
-            out = tuple(
-                _avals(m)
-                for m in (
-                    meta
-                    if isinstance(meta, (tuple, list)) and len(node.target._schema.returns) > 1
-                    else (meta,)
-                )
-            )
-            own_key = None
-            if entry.random:
-                own_key = fold_in(key, draws)
-                draws += 1
-            result = call_lowering(entry, args, kwargs, out, own_key)
-            values[node] = result if len(node.target._schema.returns) > 1 else result[0]
-    raise ValueError("The graph has no output.")
-
-
-def _thaw(value: Any) -> Any:
-    """FX keeps lists in its own immutable class."""
-    return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _avals(meta: Any) -> Any:
-    from tpu_core.lowering.dtypes import to_numpy_dtype
-
-    if isinstance(meta, (list, tuple)):
-        return [_avals(m) for m in meta]
-    if isinstance(meta, torch.Tensor):
-        return jax.ShapeDtypeStruct(tuple(meta.shape), to_numpy_dtype(meta.dtype))
-    return None

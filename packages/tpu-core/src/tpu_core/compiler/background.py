@@ -1,0 +1,178 @@
+"""Segments that run in pieces while other processes compile their programs.
+
+A new segment runs op by op where that costs little compiling, because nearly all its ops have
+programs of their own, in memory or on disk. At its second time its own program is begun in a
+worker, and takes over when it is there; what does not come again is never compiled as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any
+
+from tpu_core.compiler.segment import LiftedNumber, Segment
+from tpu_core.compiler.worker import Job, Result
+from tpu_core.compiler.workers import Workers
+from tpu_core.errors import BackgroundCompileWarning
+
+logger = logging.getLogger("tpu_core")
+
+# Seconds on one core; see docs/adr/0007-background-compilation.md.
+_PROGRAM = 0.03
+_LOADED_PROGRAM = 0.004
+_OP = 0.0025
+_PRODUCT = 0.06
+# Pieces are run where compiling those that lack costs at most this share of compiling the whole.
+_SHARE = 0.25
+
+_MOST_SEGMENTS = 4096
+_PRODUCTS = ("mm", "conv", "matmul", "linear", "attention", "einsum", "dot")
+
+
+class _Stage(Enum):
+    SEEN = auto()  # once
+    COMPILING = auto()
+    READY = auto()
+    BLOCKING = auto()  # a worker could not do it: whoever needs it next compiles it
+    PIECES = auto()  # it ended its worker: it stays in pieces
+
+
+@dataclass(slots=True)
+class _Known:
+    """A segment that runs in pieces.
+
+    Attributes:
+        numbers: Its numbers when it was seen last.
+        lifted: For each number whether it was seen to vary.
+        ready: (cache key, executable), once compiled.
+    """
+
+    numbers: list[LiftedNumber]
+    lifted: list[bool]
+    stage: _Stage = _Stage.SEEN
+    ready: tuple[str, Any] | None = field(default=None, repr=False)
+
+
+class Background:
+    """Decides which segments run in pieces, and has their programs made.
+
+    Args:
+        workers: Compile.
+        is_stored: Whether a cache key is on this machine's disk.
+        finish: ``finish(segment, key, result)`` makes an executable of what a worker compiled.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        is_stored: Callable[[str], bool],
+        finish: Callable[[Segment, str, Result], Any],
+    ) -> None:
+        self.workers = workers
+        self._is_stored = is_stored
+        self._finish = finish
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def due(self, segment_key: str) -> bool:
+        """Whether a segment that runs in pieces is to be asked about again."""
+        known = self._known.get(segment_key)
+        return known is None or known.stage not in (_Stage.COMPILING, _Stage.PIECES)
+
+    def lifted(self, s: Segment) -> Segment:
+        """The segment with those numbers as inputs that were seen to vary."""
+        known = self._known.get(s.key)
+        if known is None:
+            return s
+        with self._lock:
+            known.lifted = [
+                was or now.value != before.value
+                for was, now, before in zip(known.lifted, s.numbers, known.numbers)
+            ]
+            known.numbers = s.numbers
+        return s.with_numbers(
+            [
+                replace(n, compiled_in=n.compiled_in and not lifted)
+                for n, lifted in zip(s.numbers, known.lifted)
+            ]
+        )
+
+    def take(self, s: Segment, key: str) -> Any:
+        """The executable of ``key`` if it was compiled meanwhile, else None."""
+        with self._lock:
+            known = self._known.get(s.key)
+            if known is None or known.ready is None or known.ready[0] != key:
+                return None
+            del self._known[s.key]
+            return known.ready[1]
+
+    def serves_in_pieces(
+        self, s: Segment, key: str, missing: list[str], forbidden: bool, job: Callable[[], Job]
+    ) -> bool:
+        """Whether a segment that has no program runs in pieces this time.
+
+        Args:
+            s: The segment, its numbers `lifted`.
+            key: Cache key of its program.
+            missing: Cache keys of the pieces that are not in memory.
+            forbidden: Nothing may be compiled now.
+            job: Gives what a worker needs.
+        """
+        with self._lock:
+            known = self._known.get(s.key)
+            if forbidden and missing:
+                return False
+            if known is None:
+                if self._is_stored(key) or not self._is_cheap(s, missing):
+                    return False
+                self._known[s.key] = _Known(s.numbers, [False] * len(s.numbers))
+                while len(self._known) > _MOST_SEGMENTS:
+                    self._known.popitem(last=False)
+                return True
+            if known.stage is _Stage.BLOCKING:
+                return False
+            if forbidden or known.stage in (_Stage.COMPILING, _Stage.PIECES):
+                return True
+            known.stage, known.ready = _Stage.COMPILING, None
+        self.workers.submit(job(), lambda result: self._compiled(s, known, key, result))
+        return True
+
+    def _is_cheap(self, s: Segment, missing: list[str]) -> bool:
+        stored = sum(map(self._is_stored, missing))
+        pieces = stored * _LOADED_PROGRAM + (len(missing) - stored) * _PROGRAM
+        return pieces <= _SHARE * seconds_to_compile(s)
+
+    def _compiled(self, s: Segment, known: _Known, key: str, result: Result) -> None:
+        executable = None
+        if result.payload is not None:
+            with contextlib.suppress(Exception):  # of another machine's making: compiled here then
+                executable = self._finish(s, key, result)
+        with self._lock:
+            if executable is not None:
+                known.stage, known.ready = _Stage.READY, (key, executable)
+            else:
+                known.stage = _Stage.PIECES if result.is_lost else _Stage.BLOCKING
+        if result.is_lost:
+            warnings.warn(
+                BackgroundCompileWarning(
+                    f"The process that compiled {len(s.nodes):,} ops ended twice; they run op by "
+                    f"op.",
+                    line=s.nodes[-1].line or None,
+                ),
+                stacklevel=2,
+            )
+        elif executable is None:
+            logger.info("not compiled in the background: %s", result.error)
+
+
+def seconds_to_compile(s: Segment) -> float:
+    """What compiling a segment as a whole costs on one core, roughly."""
+    products = sum(any(part in n.name for part in _PRODUCTS) for n in s.nodes)
+    return _PROGRAM + _OP * len(s.nodes) + _PRODUCT * products

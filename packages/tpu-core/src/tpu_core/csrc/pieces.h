@@ -1,0 +1,23 @@
+// Segments that run in parts: op by op while a program of their own is made, or around an op that cannot
+// be compiled.
+#pragma once
+
+#include "program.h"
+
+#include <utility>
+#include <vector>
+
+namespace tpu {
+
+// Runs a segment that cannot be compiled in parts, so that only the op at fault and what depends on it
+// fail. The caller raises the error.
+void run_apart(Segment& s, const PythonError& error);
+
+// Runs a segment op by op. What fails fails with what depends on it, and is thrown once the others have
+// run; the segment has no ops then.
+void run_in_pieces(Segment& s);
+
+// Ops that no program in memory runs by themselves, one of a kind: (key of the program, node).
+std::vector<std::pair<Hash128, uint32_t>> missing_pieces(const Segment& s);
+
+}  // namespace tpu

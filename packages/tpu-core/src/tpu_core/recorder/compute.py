@@ -1,0 +1,172 @@
+"""What a recorded node computes: the function over JAX values in a `NodePlan`.
+
+Both kinds can be pickled, so that another process may lower what this one recorded.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.fx import GraphModule
+
+from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering
+from tpu_core.lowering.registry import REGISTRY, Lowering
+from tpu_core.recorder import decompose
+from tpu_core.recorder.variants import overload_name, overload_of
+
+Compute = Callable[[list[Any], dict[str, Any], Any], list[Any]]
+"""Called with positional arguments, keyword arguments and the key of a random op."""
+
+
+class LoweringCompute:
+    """Computes by a lowering of the registry.
+
+    Args:
+        entry: The lowering.
+        out: What its results are, see `call_lowering`.
+        contiguous: Whether each ``Tensor`` argument is.
+    """
+
+    __slots__ = ("_contiguous", "_entry", "_out")
+
+    def __init__(self, entry: Lowering, out: tuple[Any, ...], contiguous: tuple[bool, ...]) -> None:
+        self._entry, self._out, self._contiguous = entry, out, contiguous
+
+    def __call__(self, positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
+        return flatten(
+            call_lowering(
+                self._entry, tuple(positional), keywords, self._out, key, self._contiguous
+            )
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _lowering_of_name, (self._entry.op, self._out, self._contiguous)
+
+
+def _lowering_of_name(
+    op: str, out: tuple[Any, ...], contiguous: tuple[bool, ...]
+) -> LoweringCompute:
+    entry = REGISTRY.get(op)
+    if entry is None:
+        raise LookupError(f"{op} has no lowering in this process.")
+    return LoweringCompute(entry, out, contiguous)
+
+
+class GraphCompute:
+    """Computes by PyTorch's decomposition, a graph over the flattened tensor arguments.
+
+    Args:
+        op: The functional overload.
+        args: Its arguments, with meta tensors for tensors.
+        out: What its results are, see `call_lowering`.
+
+    Raises:
+        UndecomposedOp: The decomposition has an overload without a lowering.
+    """
+
+    __slots__ = ("_args", "_graph", "_op", "_out")
+
+    def __init__(
+        self, op: torch._ops.OpOverload, args: tuple[Any, ...], out: tuple[Any, ...]
+    ) -> None:
+        self._op, self._args, self._out = op, args, out
+        self._graph = decompose.trace(op, args)
+
+    def __call__(self, positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
+        tensors = [
+            x
+            for value in (*positional, *keywords.values())
+            for x in (value if isinstance(value, list) else [value])
+            if isinstance(x, (jax.Array, jnp.ndarray)) and not getattr(x, "weak_type", False)
+        ]
+        results = run_graph(self._graph, tensors, key)
+        return [
+            None if e is None else cast(jnp.asarray(r), e.dtype)
+            for r, e in zip(flatten(tuple(results)), flatten(self._out), strict=True)
+        ]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _graph_of_name, (overload_name(self._op), self._args, self._out)
+
+
+def _graph_of_name(op: str, args: tuple[Any, ...], out: tuple[Any, ...]) -> GraphCompute:
+    return GraphCompute(overload_of(op), args, out)
+
+
+def flatten(results: tuple[Any, ...]) -> list[Any]:
+    """Results with lists flattened, undefined ones kept as None."""
+    flat: list[Any] = []
+    for r in results:
+        flat.extend(r if isinstance(r, (list, tuple)) else [r])
+    return flat
+
+
+def run_graph(graph: GraphModule, tensors: Sequence[jax.Array], key: Any = None) -> list[Any]:
+    """Evaluate an FX graph of functional overloads on JAX values.
+
+    Each random overload gets a key of its own, derived from ``key``.
+    """
+    from tpu_core.lowering.random import fold_in
+
+    values: dict[torch.fx.Node, Any] = {}
+    inputs = iter(tensors)
+    draws = 0
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(inputs)
+        elif node.op == "get_attr":
+            from tpu_core.lowering.evaluate import to_jax
+
+            values[node] = to_jax(getattr(graph, node.target))
+        elif node.op == "output":
+            result = torch.fx.node.map_arg(node.args[0], values.__getitem__)
+            return list(result) if isinstance(result, (list, tuple)) else [result]
+        elif node.target is operator.getitem:
+            source, index = node.args
+            values[node] = values[source][index]
+        else:
+            entry = REGISTRY.get(str(node.target))
+            if entry is None:
+                raise LookupError(f"{node.target} has no lowering.")
+            args = torch.fx.node.map_arg(node.args, values.__getitem__)
+            kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+            names = [a.name for a in node.target._schema.arguments]
+            args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
+            kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+            meta = node.meta["val"]
+            out = tuple(
+                _avals(m)
+                for m in (
+                    meta
+                    if isinstance(meta, (tuple, list)) and len(node.target._schema.returns) > 1
+                    else (meta,)
+                )
+            )
+            own_key = None
+            if entry.random:
+                own_key = fold_in(key, draws)
+                draws += 1
+            result = call_lowering(entry, args, kwargs, out, own_key)
+            values[node] = result if len(node.target._schema.returns) > 1 else result[0]
+    raise ValueError("The graph has no output.")
+
+
+def _thaw(value: Any) -> Any:
+    """FX keeps lists in its own immutable class."""
+    return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _avals(meta: Any) -> Any:
+    from tpu_core.lowering.dtypes import to_numpy_dtype
+
+    if isinstance(meta, (list, tuple)):
+        return [_avals(m) for m in meta]
+    if isinstance(meta, torch.Tensor):
+        return jax.ShapeDtypeStruct(tuple(meta.shape), to_numpy_dtype(meta.dtype))
+    return None
