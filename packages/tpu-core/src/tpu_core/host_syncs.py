@@ -126,11 +126,11 @@ class HostSyncs:
 
 def _idle(array: Any) -> bool:
     """Whether the device of ``array`` has nothing left to run."""
-    from tpu_core import runtime
+    from tpu_core import runtime, synchronization
 
     devices = runtime.runtime().client.devices
     index = 0 if len(devices) == 1 else devices.index(next(iter(array.devices())))
-    return runtime._is_ready(_C.newest_array(index), index)
+    return synchronization.is_ready(_C.newest_array(index), index)
 
 
 SYNCS = HostSyncs()

@@ -6,7 +6,6 @@ import atexit
 import gc
 import os
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from typing import Any
 
 import torch
 
-from tpu_core import _C, modes, platforms
+from tpu_core import _C, modes, platforms, synchronization
 from tpu_core.config import config
 from tpu_core.errors import ForkedProcessError
+from tpu_core.host_copies import HOST_COPIES
 
 _lock = threading.RLock()
 _state: Runtime | None = None
@@ -127,13 +127,15 @@ def _start() -> Runtime:
             "padded_array": arrays.PaddedArray,
             "exact": lambda array, device: arrays.exact(array, devices[device]),
             "to_host": _to_host,
+            "copy_to_pinned": HOST_COPIES.start,
+            "finish_host_copies": HOST_COPIES.finish,
             "memory_info": memory_info,
-            "event_record": Marker.record,
-            "event_query": Marker.query,
-            "event_synchronize": Marker.synchronize,
-            "event_elapsed": Marker.elapsed,
-            "synchronize": synchronize,
-            "query": query,
+            "event_record": synchronization.Marker.record,
+            "event_query": synchronization.Marker.query,
+            "event_synchronize": synchronization.Marker.synchronize,
+            "event_elapsed": synchronization.Marker.elapsed,
+            "synchronize": synchronization.synchronize,
+            "query": synchronization.query,
         }
     )
     # Working them out takes a fifth of the start.
@@ -208,46 +210,6 @@ def _to_host(array: Any, reason: str) -> torch.Tensor:
     return host
 
 
-def synchronize(device: int) -> None:
-    """Wait until everything recorded for ``device`` has run; its errors are raised here."""
-    _C.flush_all(device, "synchronize")
-    _wait_for(_C.newest_array(device), device)
-
-
-def _wait_for(array: Any, device: int) -> None:
-    """Wait for a result, and where its memory was donated meanwhile, for what it was donated to."""
-    from tpu_core.xla_status import map_xla_error
-
-    while array is not None:
-        try:
-            array.block_until_ready()
-            return
-        except Exception as error:
-            newest = _C.newest_array(device)
-            if not array.is_deleted():
-                raise map_xla_error(error, stage="run") from error
-            array = None if newest is array else newest
-
-
-def _is_ready(array: Any, device: int) -> bool:
-    """Whether a result is there, and where its memory was donated, what it was donated to."""
-    while array is not None:
-        try:
-            return bool(array.is_ready())
-        except Exception:
-            newest = _C.newest_array(device)
-            if not array.is_deleted():
-                raise
-            array = None if newest is array else newest
-    return True
-
-
-def query(device: int) -> bool:
-    """Whether the device is idle. Recorded ops are sent off first."""
-    _C.flush_all(device, "stream query")
-    return _is_ready(_C.newest_array(device), device)
-
-
 def memory_info(device: int) -> tuple[int, int]:
     """(free, total) bytes of a device; on the CPU platform the limit, or the machine's memory."""
     used = _C.allocated_bytes(device)
@@ -258,58 +220,3 @@ def memory_info(device: int) -> tuple[int, int]:
             limit, used = stats["bytes_limit"], stats.get("bytes_in_use", used)
     total = limit if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(total - used, 0), total
-
-
-@dataclass(slots=True)
-class Marker:
-    """A recorded event: everything sent to the device before it."""
-
-    device: int
-    array: Any
-    timed: bool
-    done: threading.Event | None = None
-    time: float = 0.0
-
-    @staticmethod
-    def record(device: int, timed: bool) -> Marker:
-        """Mark the end of what was recorded so far."""
-        _C.flush_all(device, "event")
-        marker = Marker(device, _C.newest_array(device), timed)
-        if timed:
-            marker.done = threading.Event()
-            if marker.query():
-                marker._finish()
-            else:
-                # Not a daemon: at the interpreter's exit it would be inside XLA.
-                threading.Thread(target=marker._wait).start()
-        return marker
-
-    def _finish(self) -> None:
-        self.time = time.perf_counter()
-        if self.done:
-            self.done.set()
-
-    def _wait(self) -> None:
-        self._block()
-        self._finish()
-
-    def _block(self) -> None:
-        _wait_for(self.array, self.device)
-
-    def query(self) -> bool:
-        """Whether the device has passed the marker."""
-        return _is_ready(self.array, self.device)
-
-    def synchronize(self) -> None:
-        """Wait for the device to pass the marker."""
-        self._block()
-        if self.done:
-            self.done.wait()
-
-    def elapsed(self, end: Marker) -> float:
-        """Milliseconds between two timed markers."""
-        if self.done is None or end.done is None:
-            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        self.synchronize()
-        end.synchronize()
-        return (end.time - self.time) * 1e3

@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include "memory.h"
 #include "python.h"
 #include "trace.h"
 
@@ -43,6 +44,25 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
   }
   return elements(read_bytes(value, reason), t.scalar_type())
       .as_strided(t.sizes(), t.strides(), t.storage_offset());
+}
+
+bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
+  if (!is_pinned(host.const_data_ptr())) return false;
+  ensure_initialized();
+  const auto whole = own_value(t);  // shares the value where it is whole
+  ValuePtr value;
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    value = cell_of(whole)->value;
+    if (value->state != State::Uninitialized) settle(value, lock, "copy to pinned memory");
+    if (value->state != State::Ready) return false;
+    value->shared = true;  // whatever is recorded from now on must leave it alone
+  }
+  py::gil_scoped_acquire gil;
+  callback("copy_to_pinned")(
+      py::reinterpret_borrow<py::object>(value->array), host, value->device);
+  return true;
 }
 
 at::Tensor read_bytes(const ValuePtr& value, const char* reason) {

@@ -10,6 +10,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -200,6 +201,10 @@ at::Tensor host_copy(const at::Tensor& cpu, at::ScalarType dtype) {
 
 void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
   const auto device = static_cast<int16_t>(self.device().index());
+  if (is_pinned(src.const_data_ptr())) {  // an earlier copy may still have to write it
+    py::gil_scoped_acquire gil;
+    callback("finish_host_copies")();
+  }
   auto* cell = cell_of(self);
   count_host_to_device(self.nbytes());
   if (!whole_storage(self)) {
@@ -314,6 +319,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   } else {
     TORCH_CHECK(
         self.is_cpu(), "tpu: cannot copy to a tensor on ", self.device(), "; go through the CPU.");
+    if (non_blocking && copy_to_pinned(self, expanded)) return self;
     self.copy_(read_tensor(expanded, "copy to the host"));
   }
   return self;
@@ -322,6 +328,17 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   auto target = dst;
   return copy_(target, self, non_blocking);
+}
+
+// PyTorch pins the result of a copy to the CPU that need not be waited for, and programs read it without
+// waiting all the same. Who wants to go on meanwhile copies into pinned memory of their own.
+at::Tensor to_copy(
+    const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+    std::optional<at::MemoryFormat> format) {
+  const bool to_host = device && device->is_cpu();
+  return at::native::_to_copy(
+      self, dtype, layout, device, pin_memory, non_blocking && !to_host, format);
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
@@ -426,6 +443,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", &resize_);
   m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
+  m.impl("_to_copy", &to_copy);
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("equal", &equal);
   m.impl("is_set_to", &is_set_to);

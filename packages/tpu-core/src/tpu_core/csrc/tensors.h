@@ -15,6 +15,9 @@ void count_host_to_device(size_t nbytes);
 std::pair<uint64_t, uint64_t> host_to_device_counts();  // copies, bytes
 // A device tensor's value as a CPU tensor of the same shape; waits for it.
 at::Tensor read_tensor(const at::Tensor& t, const char* reason);
+// Begins a copy of a device tensor to pinned memory that ends before the device's next synchronisation;
+// false where there is nothing to wait for or `host` is not pinned.
+bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t);
 // A contiguous copy whose storage's value has the tensor's own shape, whatever that of `t` has.
 at::Tensor own_value(const at::Tensor& t);
 // A DataPtr whose Value is Pending: the output of a recorded op.

@@ -1,0 +1,116 @@
+"""Waiting for a device: all of it, or up to an event.
+
+A device runs in one order, so waiting for its newest result waits for everything; copies to pinned
+memory come on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_core import _C
+from tpu_core.host_copies import HOST_COPIES, Copy, wait
+
+
+def synchronize(device: int) -> None:
+    """Wait until everything recorded for ``device`` has run; its errors are raised here."""
+    _C.flush_all(device, "synchronize")
+    _wait_for(_C.newest_array(device), device)
+    HOST_COPIES.finish(device)
+
+
+def _wait_for(array: Any, device: int) -> None:
+    """Wait for a result, and where its memory was donated meanwhile, for what it was donated to."""
+    from tpu_core.xla_status import map_xla_error
+
+    while array is not None:
+        try:
+            array.block_until_ready()
+            return
+        except Exception as error:
+            newest = _C.newest_array(device)
+            if not array.is_deleted():
+                raise map_xla_error(error, stage="run") from error
+            array = None if newest is array else newest
+
+
+def is_ready(array: Any, device: int) -> bool:
+    """Whether a result is there, and where its memory was donated, what it was donated to."""
+    while array is not None:
+        try:
+            return bool(array.is_ready())
+        except Exception:
+            newest = _C.newest_array(device)
+            if not array.is_deleted():
+                raise
+            array = None if newest is array else newest
+    return True
+
+
+def query(device: int) -> bool:
+    """Whether the device is idle. Recorded ops are sent off first."""
+    _C.flush_all(device, "stream query")
+    copied = all(c.done() for c in HOST_COPIES.pending(device))
+    return copied and is_ready(_C.newest_array(device), device)
+
+
+@dataclass(slots=True)
+class Marker:
+    """A recorded event: everything sent to the device before it."""
+
+    device: int
+    array: Any
+    copies: list[Copy]
+    timed: bool
+    done: threading.Event | None = None
+    time: float = 0.0
+
+    @staticmethod
+    def record(device: int, timed: bool) -> Marker:
+        """Mark the end of what was recorded so far."""
+        _C.flush_all(device, "event")
+        marker = Marker(device, _C.newest_array(device), HOST_COPIES.pending(device), timed)
+        if timed:
+            marker.done = threading.Event()
+            if marker.query():
+                marker._finish()
+            else:
+                # Not a daemon: at the interpreter's exit it would be inside XLA.
+                threading.Thread(target=marker._wait).start()
+        return marker
+
+    def _finish(self) -> None:
+        self.time = time.perf_counter()
+        if self.done:
+            self.done.set()
+
+    def _wait(self) -> None:
+        with contextlib.suppress(Exception):  # raised where the marker is waited for
+            self._block()
+        self._finish()
+
+    def _block(self) -> None:
+        _wait_for(self.array, self.device)
+        wait(self.copies)
+
+    def query(self) -> bool:
+        """Whether the device has passed the marker."""
+        return all(c.done() for c in self.copies) and is_ready(self.array, self.device)
+
+    def synchronize(self) -> None:
+        """Wait for the device to pass the marker."""
+        self._block()
+        if self.done:
+            self.done.wait()
+
+    def elapsed(self, end: Marker) -> float:
+        """Milliseconds between two timed markers."""
+        if self.done is None or end.done is None:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        self.synchronize()
+        end.synchronize()
+        return (end.time - self.time) * 1e3
