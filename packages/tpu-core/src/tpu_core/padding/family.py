@@ -12,13 +12,21 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from tpu_core.compiler.segment import LiftedNumber, Segment, as_function, reusable
-from tpu_core.padding import contractions, elementwise, indexing, reductions, shapes, windows
+from tpu_core.padding import (
+    contractions,
+    elementwise,
+    indexing,
+    loops,
+    reductions,
+    shapes,
+    windows,
+)
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.sizes import Fit, Size, Unpaddable, bucket
 from tpu_core.pjrt import client as pjrt
 
-RULE_MODULES = (contractions, elementwise, indexing, reductions, shapes, windows)
+RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
 
