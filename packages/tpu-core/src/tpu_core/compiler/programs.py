@@ -41,7 +41,8 @@ class Program:
 
     Attributes:
         execute: Runs it: of a loaded executable, or a function of a list of arrays.
-        handlers: Result handlers of the executable; None where ``execute`` gives the results.
+        handlers: Result handlers of the executable; None where ``execute`` gives the results, or
+            None where another program is to take its place.
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
     """
@@ -105,14 +106,19 @@ class ProgramBuilder:
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded
-        loaded, key = self.obtain(
-            s, self._key(s), lambda: segments.lower(s), s.outputs(), self.explain(s)
-        )
+        key, recurs = self._key(s), self._padded.recurs(s) if pads else None
+        reason = recurs or self.explain(s)
+        loaded = self.obtain(s, key, lambda: segments.lower(s), s.outputs(), reason)
         self._reasons.remember(s)
         program = self.program(s, loaded, key)
-        if pads:
+        if pads and not recurs:
             self._padded.remember(s, program)
         return program
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether a compile would not raise."""
+        return not _forbidden
 
     def explain(self, s: Segment) -> Reason:
         """What of a segment is new."""
@@ -125,8 +131,18 @@ class ProgramBuilder:
         lower: Callable[[], bytes],
         outputs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
         reason: Reason,
-    ) -> tuple[pjrt.Loaded, str]:
-        """An executable from the disk cache, else compiled from what ``lower`` gives."""
+        check: Callable[[pjrt.Loaded], None] | None = None,
+    ) -> pjrt.Loaded:
+        """An executable from the disk cache, else compiled from what ``lower`` gives.
+
+        Args:
+            s: What it is for.
+            key: Its key in the cache.
+            lower: Gives its StableHLO.
+            outputs: Shape and dtype of each result.
+            reason: Why it is wanted.
+            check: Called with a new one; what it raises keeps it out of the cache.
+        """
         line = next((n.line for n in reversed(s.nodes) if n.line), "")
         device = self._client.devices[s.device]
         started = time.perf_counter()
@@ -149,7 +165,6 @@ class ProgramBuilder:
                 raise map_xla_error(
                     error, op=self._ops(s), line=line or None, stage="compile"
                 ) from error
-            self._to_disk(key, executable, s)
         loaded = pjrt.load(executable, outputs, device)
         seconds = time.perf_counter() - started
         METRICS.compiled(
@@ -164,7 +179,11 @@ class ProgramBuilder:
                 contents=listing(s),
             )
         )
-        return loaded, key
+        if source == "compiled":
+            if check is not None:
+                check(loaded)
+            self._to_disk(key, executable, s)
+        return loaded
 
     def program(self, s: Segment, loaded: pjrt.Loaded, key: str) -> Program:
         """What the extension runs for a segment that an executable serves as it is."""

@@ -173,6 +173,11 @@ Program* compile(const Segment& s, const Cut& c) {
   return keep_program(c, std::move(fresh));
 }
 
+void check_memory(const Segment& s, const Program& p) {
+  if (!p.checks_memory) return;
+  callback("check_memory")(s.device, p.info, bytes_of(s, p.outputs), allocated_bytes(s.device));
+}
+
 // The array of a value that nothing else holds; its layout stays, for what is said of the segment.
 void drop_array(Value& v) {
   if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes));
@@ -293,14 +298,18 @@ void run(Segment& s, Cut& c) {
     upload_host_inputs(s);
     if (c.program) ++counters().hits;
     else c.program = compile(s, c);
-    auto& program = *c.program;
-    if (program.checks_memory) {
-      const auto outputs = bytes_of(s, program.outputs);
-      callback("check_memory")(s.device, program.info, outputs, allocated_bytes(s.device));
-    }
+    check_memory(s, *c.program);
     ++counters().executions;
-    const auto started = std::chrono::steady_clock::now();
-    auto results = execute(program, s);
+    auto started = std::chrono::steady_clock::now();
+    auto results = execute(*c.program, s);
+    if (results.is_none()) {  // a size that recurs, whose program was for padded arrays
+      retire_program(c);
+      c.program = compile(s, c);
+      check_memory(s, *c.program);
+      started = std::chrono::steady_clock::now();
+      results = execute(*c.program, s);
+    }
+    auto& program = *c.program;
     ++program.runs;
     program.seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from tpu_core.compiler.promotion import Recurring
 from tpu_core.compiler.segment import LiftedNumber, Segment, as_function, reusable
 from tpu_core.padding import (
     contractions,
@@ -48,6 +49,7 @@ class Family:
         refusal: Why it cannot run on padded arrays, or None.
         fit: How sizes follow from each other, once there are two recordings.
         programs: What serves it, by bucket of each symbol.
+        recurring: Which of its sizes are to have programs of their own.
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,7 @@ class Family:
         self.refusal: str | None = None
         self.fit: Fit | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
+        self.recurring = Recurring()
         self._traces: list[ClosedJaxpr] = []
         self._failures = 0
 
