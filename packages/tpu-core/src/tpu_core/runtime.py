@@ -94,7 +94,7 @@ def _collector_paused() -> Iterator[None]:
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
 
-    from tpu_core import checkpointing, input_pipeline, logs, lowering
+    from tpu_core import checkpointing, input_pipeline, logs, lowering, recurrent
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
     from tpu_core.lowering.registry import REGISTRY
@@ -154,6 +154,7 @@ def _start() -> Runtime:
     METRICS.set_runs(_C.program_runs)
     input_pipeline.watch()
     checkpointing.watch()
+    recurrent.register()
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.background.workers.close)
     return runtime

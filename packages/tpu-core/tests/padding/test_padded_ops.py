@@ -81,6 +81,24 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any)
     return F.scaled_dot_product_attention(q, k, v, **options)
 
 
+def recurrent(op: Callable[..., Any], gates: int, along: bool) -> tuple[Function, Inputs]:
+    """A layer of both directions over sequences, with all its states and weights as inputs."""
+    shapes = [(gates * 4, 3), (gates * 4, 4), (gates * 4,), (gates * 4,)] * 2
+    cell = 2 if op is torch.lstm else 1
+
+    def layer(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        hx = list(rest[:cell]) if cell == 2 else rest[0]
+        ys, *last = op(x, hx, rest[cell:], True, 1, 0.0, False, True, False)
+        return ys + torch.cat([s.flatten(0, 1).mean(0) for s in last]).mean()
+
+    def inputs(n: int) -> list[torch.Tensor]:
+        length, batch = (n, 2) if along else (5, n)
+        states = [torch.randn(2, batch, 4) for _ in range(cell)]
+        return [torch.randn(length, batch, 3), *states, *(torch.randn(s) / 2 for s in shapes)]
+
+    return layer, inputs
+
+
 def heads(n: int) -> tuple[int, ...]:
     return (2, 2, n, 16)
 
@@ -197,6 +215,12 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
         floats(columns),
     ),
     "top k": (lambda x: x.topk(2, 1).values, floats(columns)),
+    "lstm, many lengths": recurrent(torch.lstm, 4, along=True),
+    "gru, many lengths": recurrent(torch.gru, 3, along=True),
+    "rnn, many lengths": recurrent(torch.rnn_tanh, 1, along=True),
+    "rnn with relu, many lengths": recurrent(torch.rnn_relu, 1, along=True),
+    "lstm, many batches": recurrent(torch.lstm, 4, along=False),
+    "gru, many batches": recurrent(torch.gru, 3, along=False),
     "two sizes": (
         lambda x, y: x.sum(0) + y.mean(1),
         lambda n: [torch.randn(n, 3), torch.randn(3, 2 * n)],
@@ -219,6 +243,14 @@ DISCRETE: dict[str, tuple[Function, Inputs]] = {
     "sizes as numbers": (lambda x: x.sum(1) / x.shape[1] * x.shape[0], floats(columns)),
     "one hot": (lambda x: F.one_hot(x, 5), lambda n: [torch.randint(0, 5, (n,))]),
     "full": (lambda x: torch.full((x.shape[0],), 3, device=x.device).cumsum(0), floats(rows)),
+    "loop of unknown length": (
+        lambda x, y: x**y,
+        lambda n: [torch.randint(-3, 3, (n, 4)), torch.randint(0, 9, (n, 4))],
+    ),
+    "search": (
+        lambda x, y: torch.searchsorted(x, y),
+        lambda n: [torch.arange(100.0), torch.randn(n, 4) * 50],
+    ),
     "half": (lambda x: x.bfloat16().sum(1, dtype=torch.float32), floats(columns)),
 }
 

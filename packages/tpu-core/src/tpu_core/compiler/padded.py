@@ -59,6 +59,11 @@ class PaddedPrograms:
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
+    def recurs(self, s: Segment) -> Reason | None:
+        """Why the segment is to have its own program though a padded one would serve, or None."""
+        family = self._families.get(self._describe(s)[0])
+        return family.recurring.own(s.key) if family else None
+
     def serve(self, s: Segment, arrays: list[Any]) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
 
@@ -68,7 +73,7 @@ class PaddedPrograms:
         """
         form, integers = self._describe(s)
         family = self._families.get(form)
-        if family is None or family.refusal:
+        if family is None or family.refusal or family.recurring.own(s.key):
             return None
         values = family.solve(s, integers)
         if values is None:
@@ -92,42 +97,53 @@ class PaddedPrograms:
         if buckets is None:
             return None
         template = family.segment()
-        loaded = family.programs.get(buckets)
-        if loaded is None:
-            assert family.fit is not None
-            constants = template.constants()
-            outputs = [(family.bound(i, buckets), s.slots[i].dtype) for i in s.live]
-            key = self._builder.key(s, f"{form} {family.fit.sizes} {buckets}", constants)
-            compiled = False
-
-            def lower() -> bytes:
-                nonlocal compiled
-                compiled = True
-                return family.lower(buckets)
-
-            sizes = ", ".join(f"{v} in {b}" for v, b in zip(values, buckets))
-            why = self._builder.explain(s)
-            reason = Reason(f"{why.text}; on padded arrays from now on ({sizes})", why.line)
-            loaded, key = self._builder.obtain(s, key, lower, outputs, reason)
-            loaded = (loaded, key)
-            if compiled:
-                run = self._runner(family, s, buckets, loaded[0])
-                device = self._client.devices[s.device]
-                problem = differences(family, buckets, run, arrays, device)
-                if problem:
-                    raise Unpaddable(problem)
-            family.programs[buckets] = loaded
-        executable, key = loaded
+        if buckets not in family.programs:
+            family.programs[buckets] = self._obtain(family, form, s, values, buckets, arrays)
+        executable, key = family.programs[buckets]
         run = self._runner(family, s, buckets, executable)
+        counter = family.recurring.counter(s.key, values, buckets)
+        shapes = [s.slots[i].shape for i in s.live]
 
-        def execute(arguments: list[Any]) -> list[Any]:
+        def execute(arguments: list[Any]) -> list[Any] | None:
+            if counter.due(arguments, self._builder.may_compile):
+                return None
             METRICS.padded_execution()
             return run(arguments, values, shapes)
 
-        shapes = [s.slots[i].shape for i in s.live]
         program = self._builder.program(s, executable, key)
         mask = [n.compiled_in for n in template.numbers]
         return replace(program, execute=execute, handlers=None, compiled_in=mask)
+
+    def _obtain(
+        self,
+        family: Family,
+        form: str,
+        s: Segment,
+        values: list[int],
+        buckets: tuple[int, ...],
+        arrays: list[Any],
+    ) -> tuple[pjrt.Loaded, str]:
+        """An executable for some buckets, and its key.
+
+        Raises:
+            Unpaddable: An op cannot run on padded arrays, or does not do so as it should.
+        """
+        assert family.fit is not None
+        outputs = [(family.bound(i, buckets), s.slots[i].dtype) for i in s.live]
+        constants = family.segment().constants()
+        key = self._builder.key(s, f"{form} {family.fit.sizes} {buckets}", constants)
+
+        def check(loaded: pjrt.Loaded) -> None:
+            run = self._runner(family, s, buckets, loaded)
+            problem = differences(family, buckets, run, arrays, self._client.devices[s.device])
+            if problem:
+                raise Unpaddable(problem)
+
+        sizes = ", ".join(f"{v} in {b}" for v, b in zip(values, buckets))
+        why = self._builder.explain(s)
+        reason = Reason(f"{why.text}; on padded arrays from now on ({sizes})", why.line)
+        loaded = self._builder.obtain(s, key, lambda: family.lower(buckets), outputs, reason, check)
+        return loaded, key
 
     @staticmethod
     def _buckets(family: Family, values: Sequence[int]) -> tuple[int, ...] | None:

@@ -44,7 +44,8 @@ class Program:
 
     Attributes:
         execute: Runs it: of a loaded executable, or a function of a list of arrays.
-        handlers: Result handlers of the executable; None where ``execute`` gives the results.
+        handlers: Result handlers of the executable; None where ``execute`` gives the results, or
+            None where another program is to take its place.
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
     """
@@ -122,22 +123,29 @@ class ProgramBuilder:
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded
+        recurs = self._padded.recurs(s) if pads else None
         if missing is not None:
             s = self.background.lifted(s)
         key = self._key(s)
         loaded = self.background.take(s, key)
         if loaded is None:
-            if missing is not None and self._runs_in_pieces(s, key, exported, missing):
+            in_pieces = missing is not None and not recurs
+            if in_pieces and self._runs_in_pieces(s, key, exported, missing or []):
                 return None
             lower = functools.partial(segments.lower, s)
-            loaded, key = self.obtain(s, key, lower, s.outputs(), self.explain(s))
+            loaded = self.obtain(s, key, lower, s.outputs(), recurs or self.explain(s))
         self._reasons.remember(s)
         program = self.program(s, loaded, key)
         if missing is not None:
             program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])
-        if pads:
+        if pads and not recurs:
             self._padded.remember(s, program)
         return program
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether a compile would not raise."""
+        return not _forbidden
 
     def _runs_in_pieces(
         self, s: Segment, key: str, exported: dict[str, Any], missing: list[tuple[str, int]]
@@ -181,8 +189,18 @@ class ProgramBuilder:
         lower: Callable[[], bytes],
         outputs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
         reason: Reason,
-    ) -> tuple[pjrt.Loaded, str]:
-        """An executable from the disk cache, else compiled from what ``lower`` gives."""
+        check: Callable[[pjrt.Loaded], None] | None = None,
+    ) -> pjrt.Loaded:
+        """An executable from the disk cache, else compiled from what ``lower`` gives.
+
+        Args:
+            s: What it is for.
+            key: Its key in the cache.
+            lower: Gives its StableHLO.
+            outputs: Shape and dtype of each result.
+            reason: Why it is wanted.
+            check: Called with a new one; what it raises keeps it out of the cache.
+        """
         device = self._client.devices[s.device]
         started = time.perf_counter()
         executable = self._from_disk(key, device)
@@ -204,11 +222,14 @@ class ProgramBuilder:
                 raise map_xla_error(
                     error, op=self._ops(s), line=_last_line(s), stage="compile"
                 ) from error
-            self._to_disk(key, executable, s)
         loaded = pjrt.load(executable, outputs, device)
         seconds = time.perf_counter() - started
         METRICS.compiled(self._event(s, key, seconds, reason, source))
-        return loaded, key
+        if source == "compiled":
+            if check is not None:
+                check(loaded)
+            self._to_disk(key, executable, s)
+        return loaded
 
     @staticmethod
     def _event(

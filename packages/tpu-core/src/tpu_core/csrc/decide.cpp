@@ -32,8 +32,10 @@ bool has_constants_of(const Program& p, const Segment& s) {
 Program* find_program(const Hash128& key, const Segment& s) {
   const auto forms = g_programs.find(key);
   if (forms == g_programs.end()) return nullptr;
-  for (auto& p : forms->second)
-    if (has_constants_of(*p, s)) return p.get();
+  // The latest: it may have taken the place of another.
+  const auto& all = forms->second;
+  for (auto p = all.rbegin(); p != all.rend(); ++p)
+    if (has_constants_of(**p, s)) return p->get();
   return nullptr;
 }
 
@@ -200,6 +202,18 @@ Program* keep_program(const Cut& c, std::unique_ptr<Program> made) {
   if (programs.size() == kCandidates) programs.erase(programs.begin());
   programs.push_back(program);
   return program;
+}
+
+void retire_program(Cut& c) {
+  // It stays alive, for the report, and because another thread may be running it.
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  auto& programs = g_by_content[on_device(c.content, c)];
+  programs.erase(std::remove(programs.begin(), programs.end(), c.program), programs.end());
+  c.outputs = c.program->outputs;
+  c.reused = c.program->donated;
+  c.mask = c.program->compiled_in;
+  c.key = key_of(c, c.outputs, c.reused);
 }
 
 py::dict program_runs() {

@@ -195,6 +195,11 @@ Program* compile(const Segment& s, const Cut& c) {
   return keep_program(c, std::move(fresh));
 }
 
+void check_memory(const Segment& s, const Program& p) {
+  if (!p.checks_memory) return;
+  callback("check_memory")(s.device, p.info, bytes_of(s, p.outputs), allocated_bytes(s.device));
+}
+
 // The array of a value that nothing else holds; its layout stays, for what is said of the segment.
 void drop_array(Value& v) {
   if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes));
@@ -218,6 +223,29 @@ void inspect(const Segment& s, const Cut& c, const Mode& m) {
       m.inspect ? arrays(c.inputs) : py::list(), arrays(c.live), function);
 }
 
+// Runs the segment's program, which is made where there is none; null where the segment is to run in
+// pieces.
+py::object results_of(Segment& s, Cut& c) {
+  if (c.program) ++counters().hits;
+  else c.program = compile(s, c);
+  while (c.program) {
+    auto& program = *c.program;
+    check_memory(s, program);
+    const auto started = std::chrono::steady_clock::now();
+    auto results = execute(program, s);
+    if (!results.is_none()) {
+      ++program.runs;
+      program.seconds +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+      note_peak(s.device, program.memory);
+      return results;
+    }
+    retire_program(c);  // a size that recurs, whose program was for padded arrays
+    c.program = compile(s, c);
+  }
+  return {};
+}
+
 }  // namespace
 
 void give_up(Segment& s, const PythonError& error) {
@@ -233,25 +261,14 @@ void run(Segment& s, Cut& c) {
   bool in_pieces = false;
   try {
     upload_host_inputs(s);
-    if (c.program) ++counters().hits;
-    else c.program = compile(s, c);
-    if (!c.program) {
+    auto results = results_of(s, c);
+    if (!results) {
       in_pieces = true;  // each piece keeps its own errors
       run_in_pieces(s);
       return;
     }
-    auto& program = *c.program;
-    if (program.checks_memory) {
-      const auto outputs = bytes_of(s, program.outputs);
-      callback("check_memory")(s.device, program.info, outputs, allocated_bytes(s.device));
-    }
     ++counters().executions;
-    const auto started = std::chrono::steady_clock::now();
-    auto results = execute(program, s);
-    ++program.runs;
-    program.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    note_peak(s.device, program.memory);
+    auto& program = *c.program;
     {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);

@@ -15,7 +15,9 @@ using Slots = c10::SmallVector<uint32_t, 8>;  // ascending
 
 struct Program {
   py::object execute;           // LoadedExecutable.execute_sharded, bound
-  py::object handlers;          // result handlers for consume_with_handlers; None: execute gives a list
+  // Result handlers for consume_with_handlers. None: execute gives a list, or None where another program
+  // is to be compiled in its place.
+  py::object handlers;
   py::object info;              // Python's record of the program
   std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
   Slots outputs;                  // slots, in the order of its results
@@ -51,6 +53,8 @@ std::optional<Hash128> missing_program(const Segment& s);
 
 // Remembers a program that was made for what a cut asked for.
 Program* keep_program(const Cut& c, std::unique_ptr<Program> program);
+// Takes the cut's program out of use, and sets what to compile in its place.
+void retire_program(Cut& c);
 void clear_programs();
 std::string hex(const Hash128& key);
 int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots);

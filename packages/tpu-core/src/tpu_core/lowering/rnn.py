@@ -1,18 +1,22 @@
-"""Fused LSTM and GRU cells and their gradients.
+"""Fused LSTM and GRU cells, recurrent layers, and their gradients.
 
-ATen's RNN.cpp takes these on an accelerator: one op a time step for all that follows the two matrix
-products. Gate order, formulas and what the workspace holds are those of
-aten/src/ATen/native/cuda/RNN.cu; everything is computed in the accumulating dtype.
+ATen's RNN.cpp takes the cells on an accelerator: one op a time step for all that follows the two
+matrix products. Gate order, formulas and what the workspace holds are those of
+aten/src/ATen/native/cuda/RNN.cu; everything is computed in the accumulating dtype. A layer, which
+`tpu_core.recurrent` calls, is a loop of such cells over the time steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
 
 
@@ -115,3 +119,126 @@ def gru_cell_backward(
         jnp.sum(cast(cast(g, workspace.dtype), g.dtype), axis=0) for g in (grad_input, grad_hidden)
     ]
     return grad_input, grad_hidden, grad * z, *biases
+
+
+def _times(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """``x @ weight.T``, in the accumulating dtype."""
+    return contract(x, weight, (((1,), (1,)), ((), ())))
+
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": jnp.tanh,
+    "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
+}
+_SLOPES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": lambda y: 1 - y * y,
+    "relu": lambda y: (y > 0).astype(y.dtype),
+}
+
+
+@lowering("tpu.rnn_layer.default")
+def rnn_layer(
+    gates: jax.Array,
+    hx: jax.Array,
+    cx: jax.Array | None,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    kind: str,
+    reverse: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One direction of a layer.
+
+    Args:
+        gates: What the input adds to the gates at each time step, (T, N, gates).
+        hx, cx: Hidden state, and for ``kind="lstm"`` cell state, (N, H).
+        weight, bias: What the hidden state is multiplied by, and what is added to that.
+        kind: ``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``.
+        reverse: Go from the last time step to the first.
+
+    Returns:
+        The hidden and the cell state after each time step, and the cells' workspaces. What a kind
+        does not have is empty.
+    """
+    none = jnp.zeros((0,), hx.dtype)
+
+    def cell(state: list[jax.Array], x: jax.Array) -> tuple[jax.Array, ...]:
+        hidden = _times(state[0], weight)
+        wide_x = cast(x, hidden.dtype)
+        if kind == "gru":
+            zero = None if bias is None else jnp.zeros_like(bias)
+            return gru_cell(wide_x, hidden, state[0], zero, bias)
+        if bias is not None:
+            hidden = hidden + cast(bias, hidden.dtype)
+        if kind == "lstm":
+            return lstm_cell(wide_x, hidden, state[1])
+        return (_ACTIVATIONS[kind](wide_x + hidden),)
+
+    def step(state: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        results = [cast(r, hx.dtype) for r in cell(state, x)]
+        return results[: len(state)], results
+
+    start = [hx] if cx is None else [hx, cx]
+    ys, *rest = lax.scan(step, start, gates, reverse=reverse)[1]
+    cells = rest.pop(0) if kind == "lstm" else none
+    return ys, cells, rest[0] if rest else none
+
+
+@lowering("tpu.rnn_layer_backward.default")
+def rnn_layer_backward(
+    grad_ys: jax.Array | None,
+    grad_cells: jax.Array | None,
+    hx: jax.Array,
+    cx: jax.Array | None,
+    weight: jax.Array,
+    ys: jax.Array,
+    cells: jax.Array,
+    workspace: jax.Array,
+    kind: str,
+    reverse: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of ``gates``, ``hx``, ``cx`` (empty without one), ``weight`` and ``bias``."""
+    grads = jnp.zeros_like(ys) if grad_ys is None else grad_ys
+    wide = op_math(hx.dtype)
+
+    def step(
+        state: list[jax.Array], x: list[jax.Array | None]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        grad, grad_c, y, cy, before, saved = x
+        grad = cast(grad, wide) + state[0]
+        if kind == "lstm":
+            grad_c = state[1] if grad_c is None else cast(grad_c, wide) + state[1]
+            pre, grad_c, _ = lstm_cell_backward(grad, grad_c, before, cy, saved, False)
+            return [_back(pre, weight), grad_c], [pre]
+        if kind == "gru":
+            pre, hidden, rest, *_ = gru_cell_backward(grad, saved, False)
+            return [_back(hidden, weight) + rest], [pre, hidden]
+        pre = grad * _SLOPES[kind](cast(y, wide))
+        return [_back(pre, weight)], [pre]
+
+    start = [jnp.zeros(hx.shape, wide)] * (2 if kind == "lstm" else 1)
+    xs = [
+        grads,
+        grad_cells,
+        None if kind in ("lstm", "gru") else ys,
+        cells if kind == "lstm" else None,
+        _before(cells, cx, reverse) if cx is not None else None,
+        workspace if kind in ("lstm", "gru") else None,
+    ]
+    (grad_hx, *grad_cx), made = lax.scan(step, start, xs, reverse=not reverse)
+    # As ATen's cells round the gradient of the gates.
+    made = [cast(x, hx.dtype) for x in made]
+    grad_gates, grad_hidden = made[0], made[-1]
+    grad_weight = contract(grad_hidden, _before(ys, hx, reverse), (((0, 1), (0, 1)), ((), ())))
+    grad_bias = jnp.sum(cast(grad_hidden, wide), axis=(0, 1))
+    none = jnp.zeros((0,), hx.dtype)
+    return grad_gates, grad_hx, grad_cx[0] if grad_cx else none, grad_weight, grad_bias
+
+
+def _back(grad: jax.Array, weight: jax.Array) -> jax.Array:
+    return contract(cast(grad, weight.dtype), weight, (((1,), (0,)), ((), ())))
+
+
+def _before(states: jax.Array, first: jax.Array, reverse: bool) -> jax.Array:
+    """The state that each time step began with."""
+    parts = [states[1:], first[None]] if reverse else [first[None], states[:-1]]
+    return jnp.concatenate(parts)

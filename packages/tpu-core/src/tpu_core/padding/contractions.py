@@ -6,7 +6,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule
-from tpu_core.padding.layout import Dim, Padded, is_static
+from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.sizes import Unpaddable
 
 
@@ -33,8 +33,8 @@ def _same_dim(
     if have == want:
         return left, right
     if (len(have), not is_static(have)) >= (len(want), not is_static(want)):
-        return left, context.space.relayout(right, (*right.dims[:j], have, *right.dims[j + 1 :]))
-    return context.space.relayout(left, (*left.dims[:i], want, *left.dims[i + 1 :])), right
+        return left, context.space.relayout(right, replaced(right.dims, j, have))
+    return context.space.relayout(left, replaced(left.dims, i, want)), right
 
 
 @rule("conv_general_dilated")

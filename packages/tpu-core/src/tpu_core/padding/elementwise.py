@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule, same_dims
+from tpu_core.padding.interpret import Context, bind, joined_dims, rule, same_dims
 from tpu_core.padding.layout import Padded
 
 _NAMES = """
@@ -21,9 +21,9 @@ shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefr
 @rule(*_NAMES)
 def elementwise(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     shaped = [x for x in operands if x.dims]
+    dims = joined_dims(shaped)
     aligned = iter(same_dims(context, shaped))
     inputs = [next(aligned) if x.dims else x for x in operands]
-    dims = next(x for x in inputs if x.dims).dims
     return [Padded(r, dims) for r in bind(eqns[0], [x.array for x in inputs])]
 
 

@@ -11,14 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from tpu_core.compiler.promotion import Recurring
 from tpu_core.compiler.segment import LiftedNumber, Segment, as_function, reusable
-from tpu_core.padding import contractions, elementwise, indexing, reductions, shapes, windows
+from tpu_core.padding import (
+    contractions,
+    elementwise,
+    indexing,
+    loops,
+    reductions,
+    shapes,
+    windows,
+)
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.sizes import Fit, Size, Unpaddable, bucket
 from tpu_core.pjrt import client as pjrt
 
-RULE_MODULES = (contractions, elementwise, indexing, reductions, shapes, windows)
+RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
 
@@ -40,6 +49,7 @@ class Family:
         refusal: Why it cannot run on padded arrays, or None.
         fit: How sizes follow from each other, once there are two recordings.
         programs: What serves it, by bucket of each symbol.
+        recurring: Which of its sizes are to have programs of their own.
     """
 
     def __init__(self) -> None:
@@ -47,6 +57,7 @@ class Family:
         self.refusal: str | None = None
         self.fit: Fit | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
+        self.recurring = Recurring()
         self._traces: list[ClosedJaxpr] = []
         self._failures = 0
 

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, shape_of
-from tpu_core.padding.layout import Dim, Padded, is_static
+from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.sizes import Size, Unpaddable
 
 
@@ -37,7 +37,7 @@ def _window(context: Context, x: Padded, axis: int, start: Size, size: Size, str
     space = context.space
     x = space.as_prefix(x, axis)
     length = space.padded(size)
-    dims = (*x.dims[:axis], (size,), *x.dims[axis + 1 :])
+    dims = replaced(x.dims, axis, (size,))
     if start.is_static and stride == 1 and start.offset + length <= x.array.shape[axis]:
         end = start.offset + length
         return Padded(lax.slice_in_dim(x.array, start.offset, end, axis=axis), dims)
@@ -93,10 +93,8 @@ def dynamic_update_slice(
     for axis in range(len(x.dims)):
         if all(a[axis] == b[axis] for a, b in shapes):
             dim = max(x.dims[axis], value.dims[axis], key=len)
-            x = context.space.relayout(x, (*x.dims[:axis], dim, *x.dims[axis + 1 :]))
-            value = context.space.relayout(
-                value, (*value.dims[:axis], dim, *value.dims[axis + 1 :])
-            )
+            x = context.space.relayout(x, replaced(x.dims, axis, dim))
+            value = context.space.relayout(value, replaced(value.dims, axis, dim))
             first[axis] = jnp.zeros_like(first[axis])
             continue
         x, value = context.space.as_prefix(x, axis), context.space.as_prefix(value, axis)
@@ -119,8 +117,8 @@ def gather(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
     pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
     for i, j in pairs:
         dim = max(x.dims[i], indices.dims[j], key=len)
-        x = context.space.relayout(x, (*x.dims[:i], dim, *x.dims[i + 1 :]))
-        indices = context.space.relayout(indices, (*indices.dims[:j], dim, *indices.dims[j + 1 :]))
+        x = context.space.relayout(x, replaced(x.dims, i, dim))
+        indices = context.space.relayout(indices, replaced(indices.dims, j, dim))
     start = indices.array
     window: list[int] = []
     windows: list[Dim] = []
@@ -166,25 +164,23 @@ def scatter(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> l
     numbers = params["dimension_numbers"]
     for i, j in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims):
         dim = max(x.dims[i], indices.dims[j], key=len)
-        x = context.space.relayout(x, (*x.dims[:i], dim, *x.dims[i + 1 :]))
-        indices = context.space.relayout(indices, (*indices.dims[:j], dim, *indices.dims[j + 1 :]))
+        x = context.space.relayout(x, replaced(x.dims, i, dim))
+        indices = context.space.relayout(indices, replaced(indices.dims, j, dim))
     for axis in numbers.inserted_window_dims:
         x = context.space.as_prefix(x, axis)
     scatter_dims = [i for i in range(len(updates.dims)) if i not in numbers.update_window_dims]
     for j, i in enumerate(scatter_dims):
         dim = max(indices.dims[j], updates.dims[i], key=len)
-        indices = context.space.relayout(indices, (*indices.dims[:j], dim, *indices.dims[j + 1 :]))
-        updates = context.space.relayout(updates, (*updates.dims[:i], dim, *updates.dims[i + 1 :]))
+        indices = context.space.relayout(indices, replaced(indices.dims, j, dim))
+        updates = context.space.relayout(updates, replaced(updates.dims, i, dim))
     taken = [a for a in range(len(x.dims)) if a not in numbers.inserted_window_dims]
     taken = [a for a in taken if a not in numbers.operand_batching_dims]
     for axis, i in zip(taken, numbers.update_window_dims):
         covers = all(shape_of(e.invars[0])[axis] == shape_of(e.invars[2])[i] for e in eqns)
         if covers:
             dim = max(x.dims[axis], updates.dims[i], key=len)
-            x = context.space.relayout(x, (*x.dims[:axis], dim, *x.dims[axis + 1 :]))
-            updates = context.space.relayout(
-                updates, (*updates.dims[:i], dim, *updates.dims[i + 1 :])
-            )
+            x = context.space.relayout(x, replaced(x.dims, axis, dim))
+            updates = context.space.relayout(updates, replaced(updates.dims, i, dim))
         elif not (is_static(x.dims[axis]) and is_static(updates.dims[i])):
             raise Unpaddable("a scatter of windows that vary")
     start = indices.array

@@ -17,11 +17,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
-from tpu_core.padding.sizes import Fit, Size, Unpaddable
+from tpu_core.padding.sizes import Fit, Size, Unpaddable, static
 
 Rule = Callable[["Context", list[JaxprEqn], list[Padded]], list[Padded]]
 RULES: dict[str, Rule] = {}
 
+_ONE: Dim = (static(1),)
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat"}
 _CALLS |= {"checkpoint", "custom_vjp_call_jaxpr", "custom_lin"}
 
@@ -227,10 +228,20 @@ def _same_param(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def joined_dims(xs: Sequence[Padded]) -> tuple[Dim, ...]:
+    """The layout that operands of one logical shape have in common; dims of 1 are broadcast."""
+    return tuple(
+        max((x.dims[axis] for x in xs), key=lambda d: (d != _ONE, len(d), not is_static(d)))
+        for axis in range(len(xs[0].dims))
+    )
+
+
 def same_dims(context: Context, xs: Sequence[Padded]) -> list[Padded]:
-    """Operands of one logical shape, brought to the same layout."""
-    dims: list[Dim] = []
-    for axis in range(len(xs[0].dims)):
-        choices = [x.dims[axis] for x in xs]
-        dims.append(max(choices, key=lambda d: (len(d), not is_static(d))))
-    return [context.space.relayout(x, tuple(dims)) for x in xs]
+    """Operands of one logical shape, brought to the same layout; dims of 1 stay."""
+    dims = joined_dims(xs)
+    return [
+        context.space.relayout(
+            x, tuple(have if have == _ONE else want for have, want in zip(x.dims, dims))
+        )
+        for x in xs
+    ]

@@ -33,6 +33,11 @@ class Padded:
         return all(is_static(d) for d in self.dims)
 
 
+def replaced(dims: tuple[Dim, ...], axis: int, dim: Dim) -> tuple[Dim, ...]:
+    """The dims with another one at an axis."""
+    return (*dims[:axis], dim, *dims[axis + 1 :])
+
+
 def is_static(dim: Dim) -> bool:
     """Whether a dim has no padding."""
     return all(s.is_static for s in dim)
@@ -140,7 +145,7 @@ class Space:
             raise Unpaddable("a dim merged from several that vary")
         index = jnp.arange(self.padded(merged), dtype=np.int32)
         array = jnp.take(x.array, self.memory_index(dim, index), axis=axis, mode="clip")
-        return Padded(array, (*x.dims[:axis], (merged,), *x.dims[axis + 1 :]))
+        return Padded(array, replaced(x.dims, axis, (merged,)))
 
     def relayout(self, x: Padded, dims: tuple[Dim, ...]) -> Padded:
         """The same values with other factors: both describe the same logical sizes, dim by dim."""

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, same_dims
-from tpu_core.padding.layout import Padded, is_static
+from tpu_core.padding.layout import Padded, is_static, replaced
 
 
 def lowest(dtype: Any) -> Any:
@@ -95,6 +95,6 @@ def top_k(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> lis
     size = context.out(eqns)[axis]
     # Of equal elements the first comes first, so padding comes after all that count.
     array = context.space.mask(x, [axis], lowest(x.array.dtype))
-    dims = (*x.dims[:axis], (size,), *x.dims[axis + 1 :])
+    dims = replaced(x.dims, axis, (size,))
     results = bind(eqns[0], [array], k=context.space.padded(size))
     return [Padded(r, dims) for r in results]

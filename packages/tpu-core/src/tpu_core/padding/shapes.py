@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, shape_of
-from tpu_core.padding.layout import Dim, Padded, is_static, merge
+from tpu_core.padding.layout import Dim, Padded, is_static, merge, replaced
 from tpu_core.padding.sizes import Size, Unpaddable, static
 
 
@@ -149,10 +149,10 @@ def concatenate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
         aligned = _same_but(context, operands, axis)
         array = lax.concatenate([x.array for x in aligned], axis)
         dims = aligned[0].dims
-        return [Padded(array, (*dims[:axis], (sizes[axis],), *dims[axis + 1 :]))]
+        return [Padded(array, replaced(dims, axis, (sizes[axis],)))]
     aligned = _same_but(context, [context.space.as_prefix(x, axis) for x in operands], axis)
     # Each operand is written over the padding of those before it.
-    dims = (*aligned[0].dims[:axis], (sizes[axis],), *aligned[0].dims[axis + 1 :])
+    dims = replaced(aligned[0].dims, axis, (sizes[axis],))
     shape = [context.space.length(d) for d in dims]
     room = sum(x.array.shape[axis] for x in aligned)
     wide = [*shape[:axis], max(room, shape[axis]), *shape[axis + 1 :]]
@@ -212,7 +212,7 @@ def _pad_by_size(context: Context, x: Padded, value: Padded, axis: int, low: Siz
     starts[axis] = jnp.asarray(context.space.actual(low), np.int32)  # type: ignore[call-overload]
     array = lax.dynamic_update_slice(jnp.full(shape, value.array), array, starts)
     # What follows it is the padding value, so that its length does not matter.
-    return Padded(array, (*x.dims[:axis], (static(shape[axis]),), *x.dims[axis + 1 :]))
+    return Padded(array, replaced(x.dims, axis, (static(shape[axis]),)))
 
 
 @rule("split")
@@ -222,6 +222,4 @@ def split(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> lis
     if not is_static(x.dims[axis]):
         raise Unpaddable("a split of a dim that varies")
     results = bind(eqns[0], [x.array])
-    return [
-        Padded(r, (*x.dims[:axis], (static(r.shape[axis]),), *x.dims[axis + 1 :])) for r in results
-    ]
+    return [Padded(r, replaced(x.dims, axis, (static(r.shape[axis]),))) for r in results]

@@ -6,7 +6,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, same_dims
-from tpu_core.padding.layout import Dim, Padded, is_static
+from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.reductions import highest, lowest
 from tpu_core.padding.sizes import Unpaddable
 
@@ -55,9 +55,7 @@ def select_and_scatter_add(
             raise Unpaddable("windows that step along a dim that varies")
         if is_static(dim):
             continue
-        source = context.space.relayout(
-            source, (*source.dims[:axis], dim, *source.dims[axis + 1 :])
-        )
+        source = context.space.relayout(source, replaced(source.dims, axis, dim))
     (array,) = bind(eqns[0], [source.array, operand.array])
     return [Padded(array, operand.dims)]
 

@@ -1,0 +1,89 @@
+"""When a size that padded programs serve is to have a program of its own.
+
+A padded program works on more than counts and masks what does not, in every run. A size that a loop
+comes back to again and again is worth a compile; one of many that come in turn is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tpu_core.compiler.reasons import Reason
+from tpu_core.padding.arrays import PaddedArray
+
+RUNS = 32  # of a size; after them it recurs
+_SHARE = 8  # It is at least one of so many runs of its family,
+_WASTE = 8  # the padding one part of so many,
+_MOST = 4  # and so many others of the family have a program of their own at most.
+
+
+class Recurring:
+    """The sizes of one family that recur, and those that have a program of their own.
+
+    Example:
+        >>> Recurring().waste([96], [128])
+        True
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[str, Reason] = {}
+        self._runs = 0
+
+    def own(self, key: str) -> Reason | None:
+        """Why a segment of this key is to have its own program; None where it is not."""
+        return self._own.get(key)
+
+    @staticmethod
+    def waste(values: Sequence[int], buckets: Sequence[int]) -> bool:
+        """Whether padding to the buckets is much more work."""
+        wanted = math.prod(values)
+        return (math.prod(buckets) - wanted) * _WASTE >= wanted
+
+    def counter(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> Counter:
+        """A counter of the runs of one size."""
+        return Counter(self, key, values, buckets)
+
+    def count(self, runs: int) -> bool:
+        """Count a run of a size that has run so often; whether it recurs."""
+        self._runs += 1
+        return runs > RUNS and runs * _SHARE >= self._runs and len(self._own) < _MOST
+
+    def promote(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> None:
+        """Give a size its own program from now on."""
+        sizes, padded = (", ".join(map(str, n)) for n in (values, buckets))
+        subject = f"size {sizes} recurs: its" if len(values) == 1 else f"sizes {sizes} recur: their"
+        self._own[key] = Reason(f"{subject} own program instead of one padded to {padded}", None)
+
+
+class Counter:
+    """Counts the runs of one size of a family."""
+
+    def __init__(
+        self, family: Recurring, key: str, values: Sequence[int], buckets: Sequence[int]
+    ) -> None:
+        self._family, self._key = family, key
+        self._values, self._buckets = values, buckets
+        self._runs = 0
+        self._wastes = family.waste(values, buckets)
+
+    def due(self, arguments: Sequence[Any], may_compile: bool) -> bool:
+        """Count a run; whether another program is to take its place.
+
+        Args:
+            arguments: Arrays that the program is about to run on.
+            may_compile: Whether it can be compiled now.
+        """
+        if not self._wastes:
+            return False
+        if self._family.own(self._key):
+            return may_compile
+        # What is padded already would have to lose its padding, by way of the host.
+        if any(isinstance(a, PaddedArray) for a in arguments):
+            return False
+        self._runs += 1
+        if not self._family.count(self._runs) or not may_compile:
+            return False
+        self._family.promote(self._key, self._values, self._buckets)
+        return True

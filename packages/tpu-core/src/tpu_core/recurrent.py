@@ -1,0 +1,221 @@
+"""``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` as one op a layer and direction.
+
+ATen takes them apart into the ops of each time step. Here a layer is one op with a loop inside, so
+that a program is as small for a thousand steps as for one, and one program serves sequences of many
+lengths (`tpu_core.padding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+_library = torch.library.Library("tpu", "FRAGMENT")
+_library.define(
+    "rnn_layer(Tensor gates, Tensor hx, Tensor? cx, Tensor weight, Tensor? bias, str kind, "
+    "bool reverse) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "rnn_layer_backward(Tensor? grad_ys, Tensor? grad_cells, Tensor hx, Tensor? cx, "
+    "Tensor weight, Tensor ys, Tensor cells, Tensor workspace, str kind, bool reverse) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_WORKSPACE = {"lstm": 4, "gru": 5}  # states' worth of what a cell keeps for its gradient
+
+
+def _layer_meta(
+    gates: Tensor, hx: Tensor, cx: Tensor | None, weight: Tensor, bias: Any, kind: str, _: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = gates.size(0), *hx.shape
+    kept = (*shape[:2], shape[2] * _WORKSPACE[kind]) if kind in _WORKSPACE else (0,)
+    return (
+        hx.new_empty(shape),
+        hx.new_empty(shape if kind == "lstm" else 0),
+        hx.new_empty(kept),
+    )
+
+
+def _layer_backward_meta(
+    _ys: Any, _cells: Any, hx: Tensor, cx: Tensor | None, weight: Tensor, ys: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    gates = hx.new_empty(*ys.shape[:2], weight.size(0))
+    grad_cx = hx.new_empty(0 if cx is None else cx.shape)
+    return gates, hx.new_empty(hx.shape), grad_cx, weight.new_empty(weight.shape), gates[0, 0]
+
+
+_library.impl("rnn_layer", _layer_meta, "Meta")
+_library.impl("rnn_layer_backward", _layer_backward_meta, "Meta")
+
+
+class _Layer(torch.autograd.Function):
+    """``tpu::rnn_layer`` with its gradient."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.tpu.rnn_layer(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.kind, ctx.reverse = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_ys: Any, grad_cells: Any, _: Any) -> Any:
+        gates, hx, cx, weight, bias, ys, cells, workspace = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient that is differentiated again
+            inputs = [gates, hx, cx, weight, bias]
+            grads = _by_steps(inputs, [grad_ys, grad_cells], ctx.kind, ctx.reverse)
+            return *grads, None, None
+        grads = torch.ops.tpu.rnn_layer_backward(
+            grad_ys, grad_cells, hx, cx, weight, ys, cells, workspace, ctx.kind, ctx.reverse
+        )
+        grad_gates, grad_hx, grad_cx, grad_weight, grad_bias = grads
+        return (
+            grad_gates,
+            grad_hx,
+            None if cx is None else grad_cx,
+            grad_weight,
+            None if bias is None else grad_bias,
+            None,
+            None,
+        )
+
+
+def _by_steps(
+    inputs: list[Tensor | None], grads: list[Tensor | None], kind: str, reverse: bool
+) -> list[Tensor | None]:
+    """Gradients of a layer that can be differentiated, from ATen's ops of each time step."""
+    gates, h, c, weight, bias = inputs
+    assert gates is not None and h is not None and weight is not None
+    ys, cells = [], []
+    steps = gates.unbind(0)
+    for x in reversed(steps) if reverse else steps:
+        hidden = F.linear(h, weight, bias)
+        if kind == "lstm":
+            assert c is not None
+            i, f, g, o = (x + hidden).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            cells.append(c)
+            h = o.sigmoid() * c.tanh()
+        elif kind == "gru":
+            (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), hidden.chunk(3, 1)
+            n = (xn + (xr + hr).sigmoid() * hn).tanh()
+            h = n + (xz + hz).sigmoid() * (h - n)
+        else:
+            h = (x + hidden).tanh() if kind == "tanh" else (x + hidden).relu()
+        ys.append(h)
+    results = [torch.stack(s[::-1] if reverse else s) for s in (ys, cells) if s]
+    pairs = [(r, g) for r, g in zip(results, grads) if g is not None]
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(
+        torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], create_graph=True)
+    )
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+
+
+_GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+
+
+def _run(
+    kind: str,
+    op: torch._ops.OpOverload,
+    x: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    states = list(hx) if kind == "lstm" else [hx]
+    directions = 2 if bidirectional else 1
+    count = 4 if has_biases else 2
+    if not _usual(kind, x, states, params, num_layers, directions, count, batch_first):
+        arguments = (x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        return op._op_dk(  # type: ignore[attr-defined]
+            torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, batch_first
+        )
+    x = x.transpose(0, 1) if batch_first else x
+    last: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            i = layer * directions + direction
+            weight, hidden_weight, *biases = params[i * count : (i + 1) * count]
+            gates = F.linear(x, weight, *biases[:1])
+            # Autocast chose the dtype of the gates; the rest follows.
+            h, *c = (s[i].to(gates.dtype) for s in states)
+            ys, cells, _ = _Layer.apply(
+                gates,
+                h,
+                c[0] if c else None,
+                hidden_weight.to(gates.dtype),
+                biases[1].to(gates.dtype) if biases else None,
+                kind,
+                bool(direction),
+            )
+            outputs.append(ys)
+            for kept, sequence in zip(last, (ys, cells)):
+                kept.append(sequence[0 if direction else -1])
+        x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        if dropout and train and layer < num_layers - 1:
+            x = F.dropout(x, dropout, training=True)
+    return x.transpose(0, 1) if batch_first else x, *(torch.stack(kept) for kept in last)
+
+
+def _usual(
+    kind: str,
+    x: Tensor,
+    states: list[Tensor],
+    params: Sequence[Tensor],
+    layers: int,
+    directions: int,
+    count: int,
+    batch_first: bool,
+) -> bool:
+    """Whether the layers are without projections, and what they get fits; else ATen says why."""
+    if torch._C._are_functorch_transforms_active() or x.dim() != 3 or not x.numel():
+        return False
+    if len(states) != (2 if kind == "lstm" else 1) or len(params) != layers * directions * count:
+        return False
+    if any(t.device != x.device or t.dtype != params[0].dtype for t in params):
+        return False
+    if any(t.device != x.device or t.dtype != x.dtype for t in states):
+        return False
+    hidden, features = params[1].size(-1), x.size(2)
+    gates = _GATES[kind] * hidden
+    for layer in range(layers):
+        shapes = [(gates, features), (gates, hidden), (gates,), (gates,)][:count] * directions
+        start = layer * len(shapes)
+        if [tuple(p.shape) for p in params[start : start + len(shapes)]] != shapes:
+            return False
+        features = directions * hidden
+    state = layers * directions, x.size(0 if batch_first else 1), hidden
+    return all(tuple(s.shape) == state for s in states)
+
+
+_OPS: dict[str, str] = {"lstm": "lstm", "gru": "gru", "tanh": "rnn_tanh", "relu": "rnn_relu"}
+_overrides: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Put the layers in the place of ATen's composites; a second call does nothing."""
+    if _overrides:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _overrides.append(library)
+    for kind, name in _OPS.items():
+        op = getattr(torch.ops.aten, name).input
+        kernel: Callable[..., Any] = partial(_run, kind, op)
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):  # with and without inference mode
+            library.impl(f"{name}.input", kernel, key)

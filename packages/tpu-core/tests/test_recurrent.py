@@ -1,0 +1,180 @@
+"""``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` as one op a layer and direction, against the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tpu_core import modes
+from tpu_core.metrics import METRICS
+
+KINDS: dict[str, dict[str, Any]] = {
+    "LSTM": {},
+    "GRU": {},
+    "RNN": {"nonlinearity": "tanh"},
+    "RNN relu": {"nonlinearity": "relu"},
+}
+
+
+def pair(kind: str, **options: Any) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    module = getattr(nn, kind.split()[0])(3, 4, **KINDS[kind], **options)
+    return module, copy.deepcopy(module).to("tpu")
+
+
+def flat(results: Any) -> list[torch.Tensor]:
+    if isinstance(results, torch.Tensor):
+        return [results]
+    return [t for r in results for t in flat(r)]
+
+
+def states(module: nn.Module, batch: int) -> Any:
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    hx = torch.randn(count, batch, 4, requires_grad=True)
+    return (hx, torch.randn_like(hx, requires_grad=True)) if module.mode == "LSTM" else hx
+
+
+def on_device(tensors: Any) -> Any:
+    if isinstance(tensors, tuple):
+        return tuple(map(on_device, tensors))
+    return tensors.detach().to("tpu").requires_grad_()
+
+
+def check(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> None:
+    for want, have in zip(expected, actual, strict=True):
+        torch.testing.assert_close(have.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": False},
+        {"num_layers": 2, "bidirectional": True},
+        {"num_layers": 2, "batch_first": True},
+        {"num_layers": 2, "dropout": 1.0},
+    ],
+    ids=lambda o: ", ".join(o),
+)
+def test_values_and_gradients(kind: str, options: dict[str, Any]) -> None:
+    cpu, tpu = pair(kind, **options)
+    x = torch.randn((2, 6, 3) if cpu.batch_first else (6, 2, 3), requires_grad=True)
+    hx = states(cpu, 2)
+    copies = on_device(x), on_device(hx)
+    expected, actual = flat(cpu(x, hx)), flat(tpu(*copies))
+    check(expected, actual)
+    seeds = [torch.randn_like(r) for r in expected]
+    torch.autograd.backward(expected, seeds)
+    torch.autograd.backward(actual, [s.to("tpu") for s in seeds])
+    leaves = [x, *flat(hx), *cpu.parameters()]
+    others = [copies[0], *flat(copies[1]), *tpu.parameters()]
+    check([t.grad for t in leaves], [t.grad for t in others])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradient_of_one_result(kind: str, which: int) -> None:
+    gradients = []
+    for module, device in zip(pair(kind), ("cpu", "tpu")):
+        torch.manual_seed(1)
+        x = torch.randn(5, 3, 3).to(device).requires_grad_()
+        result = flat(module(x)[which])[-1]
+        (result**2).sum().backward()
+        gradients.append([x.grad, *(p.grad for p in module.parameters())])
+    check(*gradients)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_derivative(kind: str) -> None:
+    results = []
+    for module, device in zip(pair(kind, bidirectional=True), ("cpu", "tpu")):
+        torch.manual_seed(1)
+        x = torch.randn(4, 2, 3).to(device).requires_grad_()
+        hx = states(module, 2)
+        hx = hx if device == "cpu" else on_device(hx)
+        ys = sum((y**2).sum() for y in flat(module(x, hx)))
+        leaves = [x, *flat(hx), *module.parameters()]
+        first = torch.autograd.grad(ys, leaves, create_graph=True)
+        sum((g**2).sum() for g in first).backward()
+        results.append([t.grad for t in leaves])
+    for want, have in zip(*results, strict=True):
+        torch.testing.assert_close(have.cpu(), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_gradient(kind: str) -> None:
+    cpu, tpu = pair(kind, num_layers=2)
+    x = torch.randn(5, 2, 3)
+    expected = flat(cpu(x))
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            actual = flat(tpu(x.to("tpu")))
+            assert not any(t.requires_grad for t in actual)
+            check([t.detach() for t in expected], actual)
+
+
+def test_what_a_layer_is_not_made_for() -> None:
+    """Projections, packed sequences, one sequence without a batch: as the CPU computes them."""
+    for options, x in (
+        ({"proj_size": 2}, torch.randn(5, 2, 3)),
+        ({}, torch.randn(5, 3)),
+        ({}, torch.randn(5, 0, 3)),
+    ):
+        cpu, tpu = pair("LSTM", **options)
+        check([t.detach() for t in flat(cpu(x))], flat(tpu(x.to("tpu"))))
+    cpu, tpu = pair("GRU")
+    packed = nn.utils.rnn.pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])
+    check([cpu(packed)[0].data.detach()], [tpu(packed.to("tpu"))[0].data])
+
+
+def test_errors_are_those_of_pytorch() -> None:
+    messages = []
+    for module, device in zip(pair("LSTM"), ("cpu", "tpu")):
+        x, hx, weights = torch.randn(5, 2, 3), torch.randn(1, 2, 4), list(module.parameters())
+        options = (True, 1, 0.0, False, False, False)
+        with pytest.raises(RuntimeError) as caught:
+            torch.lstm(x.to(device), [hx.to(device)], weights, *options)
+        messages.append(str(caught.value).splitlines()[0])
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            # oneDNN, on the CPU, reads beyond the input.
+            with torch.backends.mkldnn.flags(enabled=False):
+                torch.lstm(x[..., :2].to(device), [hx.to(device)] * 2, weights, *options)
+    assert messages[0] == messages[1]
+
+
+def test_half_precision() -> None:
+    cpu, tpu = pair("LSTM")
+    x = torch.randn(6, 2, 3)
+    expected = cpu(x)[0]
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        actual = tpu(x.to("tpu"))[0]
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float().cpu(), expected, rtol=3e-2, atol=3e-2)
+    actual = tpu.bfloat16()(x.to("tpu").bfloat16())[0]
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float().cpu(), expected, rtol=3e-2, atol=3e-2)
+
+
+def test_function_transforms() -> None:
+    cpu, tpu = pair("GRU")
+    x = torch.randn(5, 2, 3)
+    expected = torch.func.grad(lambda v: cpu(v)[0].sum())(x)
+    actual = torch.func.grad(lambda v: tpu(v)[0].sum())(x.to("tpu"))
+    check([expected.detach()], [actual])
+
+
+def test_size_of_a_program_does_not_follow_the_length() -> None:
+    counts = []
+    for length in (3, 50):
+        _, tpu = pair("LSTM", num_layers=2)
+        before = METRICS.snapshot()
+        with modes.using("fused"):
+            tpu(torch.randn(length, 2, 3).to("tpu"))[0].sum().backward()
+            torch.tpu.synchronize()
+        counts.append(METRICS.delta(before)["ops"])
+    assert counts[0] == counts[1]
