@@ -116,6 +116,19 @@ class NodePlan:
             written.append(views.write(base, access, value, starts))
         return outputs[:fresh] + written
 
+    def overwritten(self, operands: Sequence[int]) -> list[int | None]:
+        """For each write, which of ``operands`` the storage held before; None: it is not read."""
+        found: list[int | None] = []
+        bases = iter(operands[len(self.reads) :])
+        for access, place in zip(self.writes, _places(self.template)):
+            if not access.overwrites:
+                found.append(found[access.chained] if access.chained >= 0 else next(bases))
+            elif isinstance(place.read, Operand):
+                found.append(operands[place.read.index])
+            else:
+                found.append(None)
+        return found
+
     def positional_names(self) -> list[str]:
         """Names of the positional arguments that `arguments` gives."""
         return [n for n, keyword, _ in self.template if not keyword and not n.startswith(_HIDDEN)]
@@ -185,6 +198,14 @@ class _Written:
 
     def __init__(self, read: Any) -> None:
         self.read = read
+
+
+def _places(template: list[tuple[str, bool, Any]]) -> Iterator[_Written]:
+    """The written tensors of a template, in order."""
+    for _, _, value in template:
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, _Written):
+                yield item
 
 
 def written(read: Any) -> _Written:
