@@ -39,6 +39,15 @@ class Number:
         self.dtype = dtype
 
 
+class Repeated:
+    """The place of a list that holds one lifted number ``count`` times."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
 class Blank:
     """The place of an overwritten tensor, whose old value is not read."""
 
@@ -57,7 +66,8 @@ class NodePlan:
     Args:
         op: The overload as the user's program called it, for names and messages.
         template: Flat list of the functional overload's arguments as (name, keyword-only, value),
-            where a value holds `Operand`, `Number` and `Blank` in place of tensors and numbers.
+            where a value holds `Operand`, `Number`, `Repeated` and `Blank` in place of tensors and
+            numbers.
         reads: How each operand is read.
         writes: How each written tensor is written, and the dtype it has.
         compute: Functional computation over (positional, keywords, key).
@@ -168,6 +178,8 @@ class NodePlan:
             if isinstance(value, Number):
                 number = next(numbers)
                 return convert(number, value.dtype) if value.dtype is not None else number
+            if isinstance(value, Repeated):
+                return [next(numbers)] * value.count
             if isinstance(value, Blank):
                 return blank(value.aval.shape, value.aval.dtype)
             if isinstance(value, list):
