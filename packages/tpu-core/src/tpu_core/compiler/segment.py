@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core import collector
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
@@ -208,6 +209,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with jax.enable_x64(True):
+    with collector.paused(), jax.enable_x64(True):
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))
