@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,17 @@ def machine() -> dict[str, Any]:
         "jaxlib": version("jaxlib"),
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def export(workload: str, file: Path) -> None:
+    """Write a workload's weights and data for JAX, in a process of its own: torch stays out of
+    this one.
+    """
+    code = (
+        "import sys, pathlib, workloads; workloads.export(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, workload, str(file)]
+    subprocess.run(command, cwd=Path(__file__).parent, check=True)
 
 
 def _cell(value: Any) -> str:

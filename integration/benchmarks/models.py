@@ -55,7 +55,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             materials = Path(folder) / "materials.npz"
             if any(r.startswith("jax") for r in chosen.runners):
-                export(workload, materials)
+                harness.export(workload, materials)
             for runner in chosen.runners:
                 if workload in _FORMS.get(runner, (workload,)):
                     cache = Path(folder) / runner
@@ -66,15 +66,6 @@ def main() -> None:
         harness.report(workload, [row(r, f) for r, f in own.items()], chosen)
     if derived := targets.rows(runs):
         harness.report("Targets", derived, chosen)
-
-
-def export(workload: str, file: Path) -> None:
-    """Write weights and data for JAX, in a process of its own: torch stays out of this one."""
-    code = (
-        "import sys, pathlib, workloads; workloads.export(sys.argv[1], pathlib.Path(sys.argv[2]))"
-    )
-    command = [sys.executable, "-c", code, workload, str(file)]
-    subprocess.run(command, cwd=HERE, check=True)
 
 
 def run(

@@ -20,7 +20,6 @@ from typing import Any
 import harness
 import jobs
 import measure
-import models
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
 _WARM = 4
@@ -45,7 +44,7 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
         materials = folder / "materials.npz"
         if options.runner.startswith("jax"):
-            models.export(options.workload, materials)
+            harness.export(options.workload, materials)
         job, _ = measure.prepare(options.workload, options.runner, materials)
         cpu_ms = profile(job, options.steps, folder / "trace")
         rows = op_rows(folder, options.steps)

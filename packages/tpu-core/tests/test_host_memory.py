@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from interpreter import clean
+from tpu_core import modes
+from tpu_core.compiler import programs
 
 _FAULTS = """
     import resource, torch
@@ -30,3 +33,40 @@ def test_memory_is_kept_unless_told_otherwise() -> None:
     settings = {"TPU_EAGER_MODE": "strict", "TPU_PLATFORM": "cpu"}
     assert int(clean(_FAULTS, **settings)) < pages / 10
     assert int(clean(_FAULTS, **settings, TPU_KEEP_MEMORY="0")) > pages / 2
+
+
+_SCATTERED = """
+    import numpy
+    from tpu_core.pjrt.host_memory import give_back_free_memory, keep_freed_memory
+
+    def resident():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+    assert keep_freed_memory()
+    blocks = [numpy.ones(64 << 10, numpy.uint8) for _ in range(3200)]  # 200 MB
+    kept = blocks[::8]
+    del blocks
+    before = resident()
+    give_back_free_memory()
+    print(before - resident(), len(kept))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="concerns glibc")
+def test_free_memory_between_blocks_in_use_is_given_back() -> None:
+    freed = int(clean(_SCATTERED).split()[0])
+    assert freed > 100
+
+
+@pytest.mark.parametrize(("ops", "times"), [(5, 0), (80, 2)])
+def test_memory_is_given_back_around_the_compile_of_a_large_program(
+    ops: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(programs, "give_back_free_memory", lambda: calls.append(None))
+    x = torch.arange(3.0).to("tpu")
+    with modes.using(modes.Mode("whole", max_ops=0)):
+        for _ in range(ops):
+            x = x * 0.75
+        assert x[0].item() == 0
+    assert len(calls) == times

@@ -1,17 +1,20 @@
-"""What starting the device does to the process's garbage collector: nothing that stays."""
+"""What starting the device and tracing do to the garbage collector: nothing that stays."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
+import torch
 
-from tpu_core.runtime import _collector_paused
+from tpu_core import collector
+from tpu_core.compiler import segment as segments
 
 
 @pytest.fixture(autouse=True)
-def collector():
+def restored():
     yield
     gc.unfreeze()
     gc.enable()
@@ -22,9 +25,10 @@ class Cycle:
         self.me = self
 
 
-def test_the_collector_runs_again_and_finds_the_users_cycles():
+@pytest.mark.parametrize("block", [collector.paused, collector.importing])
+def test_the_collector_runs_again_and_finds_the_users_cycles(block):
     cycle = Cycle()
-    with _collector_paused():
+    with block():
         assert not gc.isenabled()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
@@ -34,14 +38,35 @@ def test_the_collector_runs_again_and_finds_the_users_cycles():
     assert alive() is None
 
 
-def test_what_the_user_has_switched_off_or_frozen_stays_so():
+@pytest.mark.parametrize("block", [collector.paused, collector.importing])
+def test_what_the_user_has_switched_off_or_frozen_stays_so(block):
     gc.disable()
-    with pytest.raises(ValueError), _collector_paused():
+    with pytest.raises(ValueError), block():
         raise ValueError
     assert not gc.isenabled()
     gc.enable()
     gc.freeze()
     frozen = gc.get_freeze_count()
-    with _collector_paused():
+    with block():
         pass
     assert frozen - 100 < gc.get_freeze_count() <= frozen
+
+
+def test_nothing_is_collected_while_a_program_is_traced(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    as_function = segments.as_function
+
+    def spy(segment: segments.Segment) -> Any:
+        run, avals = as_function(segment)
+
+        def traced(*arguments: Any) -> Any:
+            seen.append(gc.isenabled())
+            return run(*arguments)
+
+        return traced, avals
+
+    monkeypatch.setattr(segments, "as_function", spy)
+    x = torch.arange(5.0, device="tpu") ** 0.271828
+    torch.tpu.synchronize()
+    assert seen and not any(seen) and gc.isenabled()
+    assert x[1].item() == 1

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tpu_core import _C, modes, platforms, synchronization
+from tpu_core import _C, collector, modes, platforms, synchronization
 from tpu_core.config import config
 from tpu_core.errors import ForkedProcessError
 from tpu_core.host_copies import HOST_COPIES
@@ -66,29 +63,12 @@ def initialize() -> Runtime:
     with _lock:
         if _state is not None:
             return _state
-        with _collector_paused():
+        # Importing jax makes a million objects; looking for garbage among them takes a quarter of
+        # the start.
+        with collector.importing():
             _state = _start()
         _owner = os.getpid()
     return _state
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Importing jax makes a million objects that stay; looking for garbage among them takes a
-    quarter of the start.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            if not gc.get_freeze_count():
-                # All that is there joins the oldest generation, which is rarely looked through;
-                # as young objects they would be, in the first step.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def _start() -> Runtime:

@@ -33,9 +33,13 @@ from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.host_memory import give_back_free_memory
 from tpu_core.xla_status import map_xla_error
 
 logger = logging.getLogger("tpu_core")
+
+# Ops of a program that is a training step, say, whose temporaries fill a good part of the memory.
+_LARGE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,9 @@ class ProgramBuilder:
         """
         device = self._client.devices[s.device]
         started = time.perf_counter()
+        large = len(s.nodes) >= _LARGE
+        if large:
+            give_back_free_memory()
         executable = self._from_disk(key, device)
         source: Source = "disk"
         if executable is None:
@@ -223,6 +230,8 @@ class ProgramBuilder:
                     error, op=self._ops(s), line=_last_line(s), stage="compile"
                 ) from error
         loaded = pjrt.load(executable, outputs, device)
+        if large:
+            give_back_free_memory()
         seconds = time.perf_counter() - started
         METRICS.compiled(self._event(s, key, seconds, reason, source))
         if source == "compiled":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core import collector
+from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, TpuError
@@ -214,29 +215,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with jax.enable_x64(True):
-        lowered = jax.jit(run, keep_unused=True, donate_argnums=reusable(segment)).lower(*avals)
-    return pjrt.module_bytes(lowered)
-
-
-def reusable(segment: Segment, shape: Callable[[int], tuple[int, ...]] | None = None) -> list[int]:
-    """Positions of the donated inputs whose memory an output of their shape and dtype can take.
-
-    Args:
-        segment: The segment.
-        shape: Shape of a slot's array, where it is not that of its value.
-    """
-
-    def kind_of(slot: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        value = segment.slots[slot]
-        return (shape(slot) if shape else value.shape), value.dtype
-
-    wanted = Counter(kind_of(slot) for slot in segment.live)
-    position = {slot: i for i, slot in enumerate(segment.inputs())}
-    found = []
-    for slot in segment.donated:
-        kind = kind_of(slot)
-        if wanted[kind]:
-            wanted[kind] -= 1
-            found.append(position[slot])
-    return found
+    with collector.paused(), jax.enable_x64(True):
+        lowered = jax.jit(run, keep_unused=True).lower(*avals)
+    return pjrt.module_bytes(lowered, aliases(segment))

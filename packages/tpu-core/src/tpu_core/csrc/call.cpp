@@ -183,19 +183,32 @@ void hash_static(Hasher& h, const c10::IValue& v) {
   }
 }
 
-void add_scalar(Call& c, const c10::IValue& v, bool compiled_in) {
+void add_scalar(Call& c, const c10::IValue& v, bool compiled_in, bool steady = false) {
   if (compiled_in || !(v.isInt() || v.isDouble())) {
     hash_static(c.hasher, v);
   } else if (v.isInt()) {
     c.hasher.add(50);
     const auto n = v.toInt();
-    add_number(c, static_cast<uint64_t>(n), Pack::I64, n == 0 || n == 1);
+    add_number(c, static_cast<uint64_t>(n), Pack::I64, steady || n == 0 || n == 1);
   } else {
     c.hasher.add(51);
     const auto x = v.toDouble();
     // The pack is fixed once every operand was seen.
-    add_number(c, bits_of(x), Pack::F32, x == 0.0 || x == 1.0);
+    add_number(c, bits_of(x), Pack::F32, steady || x == 0.0 || x == 1.0);
   }
+}
+
+// Whether a list holds one number several times, as an optimizer's step sizes do: one number then
+// serves all, and with it one kernel. `alike` in recorder/describe.py says the same.
+bool all_alike(c10::ArrayRef<c10::IValue> list) {
+  if (list.size() < 2 || !(list[0].isInt() || list[0].isDouble())) return false;
+  for (const auto& item : list.slice(1)) {
+    if (item.isInt() != list[0].isInt() || item.isDouble() != list[0].isDouble()) return false;
+    if (item.isInt() ? item.toInt() != list[0].toInt()
+                     : bits_of(item.toDouble()) != bits_of(list[0].toDouble()))
+      return false;
+  }
+  return true;
 }
 
 void add_tensor(
@@ -298,7 +311,7 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         break;
       }
       case Policy::Number:
-        add_scalar(c, v, d.compiled_in[i]);
+        add_scalar(c, v, d.compiled_in[i], d.steady[i]);
         break;
       case Policy::NumberList: {
         if (v.isNone()) {
@@ -308,7 +321,12 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         const auto list = v.toListRef();
         c.hasher.add(61);
         c.hasher.add(list.size());
-        for (const auto& item : list) add_scalar(c, item, d.compiled_in[i]);
+        if (!d.compiled_in[i] && all_alike(list)) {
+          c.hasher.add(62);
+          add_scalar(c, list[0], false);
+        } else {
+          for (const auto& item : list) add_scalar(c, item, d.compiled_in[i]);
+        }
         break;
       }
       case Policy::Static:

@@ -172,6 +172,7 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->hash = h.digest();
   for (auto p : info["policies"]) d->policies.push_back(static_cast<Policy>(p.cast<int>()));
   for (auto p : info["compiled_in"]) d->compiled_in.push_back(p.cast<bool>());
+  for (auto p : info["steady"]) d->steady.push_back(p.cast<bool>());
   for (auto p : info["writes"]) d->writes.push_back(p.cast<bool>());
   d->write_only = info["write_only"].cast<bool>();
   for (auto r : info["returns"]) d->returns.push_back(r.cast<int>());

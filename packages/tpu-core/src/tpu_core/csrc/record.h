@@ -17,6 +17,7 @@ struct OpDescription {
   Hash128 hash;
   std::vector<Policy> policies;  // one a schema argument
   std::vector<uint8_t> compiled_in;  // number arguments that are part of the signature
+  std::vector<uint8_t> steady;       // numbers that are constants of programs until seen to vary
   std::vector<uint8_t> writes;   // arguments that are mutated
   bool write_only = false;       // mutated arguments are overwritten without being read
   std::vector<int> returns;      // >= 0: alias of that argument; -1: new tensor; -2: new list; -3: int

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.promotion import Recurring
-from tpu_core.compiler.segment import LiftedNumber, Segment, as_function, reusable
+from tpu_core.compiler.segment import LiftedNumber, Segment, as_function
 from tpu_core.padding import (
     contractions,
     elementwise,
@@ -208,11 +209,11 @@ class Family:
                 for i, x in zip(segment.live, results)
             ]
 
-        donated = reusable(segment, lambda i: self.bound(i, buckets))
         try:
             with jax.enable_x64(True):
-                jitted = jax.jit(function, keep_unused=True, donate_argnums=donated)
-                return pjrt.module_bytes(jitted.lower(*avals, *packs, sizes))
+                lowered = jax.jit(function, keep_unused=True).lower(*avals, *packs, sizes)
+                memory = aliases(segment, lambda i: self.bound(i, buckets))
+                return pjrt.module_bytes(lowered, memory)
         except Unpaddable:
             raise
         except Exception as error:  # shapes that do not fit where a rule took two sizes for one

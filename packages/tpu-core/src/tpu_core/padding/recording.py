@@ -10,7 +10,7 @@ import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.views import Access
-from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, _Written
+from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
 
 
 def describe(segment: Segment) -> tuple[str, list[int]]:
@@ -55,6 +55,8 @@ def _plan(plan: NodePlan) -> tuple[str, tuple[int, ...]]:
             form.append(f"o{value.index}")
         elif isinstance(value, Number):
             form.append(f"n{value.dtype}")
+        elif isinstance(value, Repeated):
+            form.append(f"r{value.count}")
         elif isinstance(value, Blank):
             form.append(f"b{value.aval.dtype}")
             walk(value.aval.shape)

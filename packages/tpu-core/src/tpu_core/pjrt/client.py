@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -297,11 +297,26 @@ def smoke_test(client: Client) -> None:
         ) from error
 
 
-def module_bytes(lowered: Any) -> bytes:
+def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> bytes:
     """StableHLO bytecode of a lowered jax function, without locations, so that equal programs are
     equal.
+
+    Args:
+        lowered: From ``jax.jit(...).lower``.
+        aliases: For arguments whose memory an output takes, the output. jax would pair them by
+            shape alone.
     """
     from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
 
     module = lowered.compiler_ir("stablehlo")
+    if aliases:
+        with module.context:
+            (main,) = (op for op in module.body if op.sym_name.value == "main")
+            attributes = list(main.arg_attrs)
+            for argument, output in aliases.items():
+                own = {a.name: a.attr for a in attributes[argument]}
+                own["tf.aliasing_output"] = mlir.i32_attr(output)
+                attributes[argument] = ir.DictAttr.get(own)
+            main.arg_attrs = ir.ArrayAttr.get(attributes)
     return mlir.module_to_bytecode(module)

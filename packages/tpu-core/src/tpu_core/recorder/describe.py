@@ -4,6 +4,8 @@ extension.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +39,9 @@ _SCALAR_OPS = frozenset(
 _HOST_OPS = frozenset(
     {"aten.index.Tensor", "aten.index_put.default", "aten._index_put_impl.default"}
 )
+# Numbers that hardly ever change are constants of the programs until they do. As run-time inputs,
+# each at a place of its own, they would make each layer's normalisation another kernel.
+_STEADY = frozenset({"eps", "momentum"})
 _PRECISION_FAMILIES = frozenset({"matmul", "convolution", "attention", "linalg", "distance", "rnn"})
 
 
@@ -88,6 +93,14 @@ def takes_scalars(op: torch._ops.OpOverload, entry: Lowering | None) -> bool:
     return torch.Tag.pointwise in op.tags
 
 
+def alike(values: Sequence[Any]) -> bool:
+    """Whether a list holds one number several times; the extension then lifts it once."""
+    kinds = {type(v) for v in values}
+    if len(values) < 2 or not (kinds == {int} or kinds == {float}):
+        return False
+    return len({struct.pack("d", v) if isinstance(v, float) else v for v in values}) == 1
+
+
 def overload(name: str, overload_name: str) -> torch._ops.OpOverload:
     """The overload object of a qualified name (``"aten::add"``, ``"Tensor"``)."""
     namespace, packet = name.split("::")
@@ -117,6 +130,7 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
         "policies": policies,
         # A decomposition is traced with its numbers, so they are part of the signature.
         "compiled_in": [decomposed or a.name in static for a in arguments],
+        "steady": [a.name in _STEADY for a in arguments],
         "writes": [a.name in written for a in arguments],
         "write_only": is_out_variant(op) or overload_name(op) in OVERWRITING,
         "returns": returns or [],

@@ -270,7 +270,11 @@ def _template(
         elif policy == describe.NUMBER:
             held = number(value, a.name)
         elif policy == describe.NUMBER_LIST:
-            held = [number(v, a.name) for v in value]
+            lifted = entry is not None and a.name not in entry.static
+            if lifted and describe.alike(value):
+                held = plan.Repeated(len(value))
+            else:
+                held = [number(v, a.name) for v in value]
         elif str(a.real_type) in ("ScalarType", "Optional[ScalarType]") and isinstance(value, int):
             held = dtype_of_code(value)
         else:

@@ -35,6 +35,15 @@ class Number:
         self.dtype = dtype
 
 
+class Repeated:
+    """The place of a list that holds one lifted number ``count`` times."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
 class Blank:
     """The place of an overwritten tensor, whose old value is not read."""
 
@@ -50,7 +59,8 @@ class NodePlan:
     Args:
         op: The overload as the user's program called it, for names and messages.
         template: Flat list of the functional overload's arguments as (name, keyword-only, value),
-            where a value holds `Operand`, `Number` and `Blank` in place of tensors and numbers.
+            where a value holds `Operand`, `Number`, `Repeated` and `Blank` in place of tensors and
+            numbers.
         reads: How each operand is read.
         writes: How each written tensor is written, and the dtype it has.
         compute: Functional computation over (positional, keywords, key).
@@ -109,6 +119,19 @@ class NodePlan:
             written.append(views.write(base, access, value, starts))
         return outputs[:fresh] + written
 
+    def overwritten(self, operands: Sequence[int]) -> list[int | None]:
+        """For each write, which of ``operands`` the storage held before; None: it is not read."""
+        found: list[int | None] = []
+        bases = iter(operands[len(self.reads) :])
+        for access, place in zip(self.writes, _places(self.template)):
+            if not access.overwrites:
+                found.append(found[access.chained] if access.chained >= 0 else next(bases))
+            elif isinstance(place.read, Operand):
+                found.append(operands[place.read.index])
+            else:
+                found.append(None)
+        return found
+
     def positional_names(self) -> list[str]:
         """Names of the positional arguments that `arguments` gives."""
         return [n for n, keyword, _ in self.template if not keyword and not n.startswith(_HIDDEN)]
@@ -148,6 +171,8 @@ class NodePlan:
             if isinstance(value, Number):
                 number = next(numbers)
                 return convert(number, value.dtype) if value.dtype is not None else number
+            if isinstance(value, Repeated):
+                return [next(numbers)] * value.count
             if isinstance(value, Blank):
                 return blank(value.aval.shape, value.aval.dtype)
             if isinstance(value, list):
@@ -178,6 +203,14 @@ class _Written:
 
     def __init__(self, read: Any) -> None:
         self.read = read
+
+
+def _places(template: list[tuple[str, bool, Any]]) -> Iterator[_Written]:
+    """The written tensors of a template, in order."""
+    for _, _, value in template:
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, _Written):
+                yield item
 
 
 def written(read: Any) -> _Written:
