@@ -198,6 +198,12 @@ void add_scalar(Call& c, const c10::IValue& v, bool compiled_in) {
   }
 }
 
+// `item` is a call of the dispatcher.
+template <typename T>
+T element_of(const at::Tensor& t) {
+  return t.is_cpu() ? *t.const_data_ptr<T>() : t.item<T>();
+}
+
 void add_tensor(
     Call& c, const OpDescription& d, const at::Tensor& t, bool written, bool in_list) {
   if (!t.defined()) {
@@ -208,8 +214,8 @@ void add_tensor(
     // `x + 2`: a Python number that PyTorch wrapped in a tensor.
     c.hasher.add(24);
     const auto kind = t.scalar_type();
-    if (kind == at::kDouble) add_scalar(c, t.item<double>(), false);
-    else if (kind == at::kLong) add_scalar(c, t.item<int64_t>(), false);
+    if (kind == at::kDouble) add_scalar(c, element_of<double>(t), false);
+    else if (kind == at::kLong) add_scalar(c, element_of<int64_t>(t), false);
     else if (kind == at::kBool) add_scalar(c, t.item<bool>(), false);
     else add_scalar(c, c10::IValue(t.item<c10::complex<double>>()), false);
     return;

@@ -25,15 +25,6 @@
 
 namespace tpu {
 
-c10::DataPtr allocate_pending(
-    size_t nbytes, int16_t device, const Layout& layout, ValuePtr& value) {
-  auto data = allocate(nbytes, device, layout);
-  auto* cell = static_cast<Cell*>(data.get_context());
-  value = make_value(layout, nbytes, device, State::Pending);
-  cell->value = value;
-  return data;
-}
-
 namespace {
 std::atomic<uint64_t> g_uploads{0}, g_uploaded_bytes{0};
 }
@@ -65,7 +56,7 @@ at::Tensor make_empty(
   if (!is_dense(sizes, strides))
     layout = {dtype, {static_cast<int64_t>(nbytes / meta.itemsize())}, {1}};
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes, allocate(nbytes, device, std::move(layout)),
+      c10::StorageImpl::use_byte_size_t(), nbytes, allocate(nbytes, device, layout),
       device_allocator(), true);
   constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, meta);
@@ -220,7 +211,7 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
     layout = {self.scalar_type(), Dims(self.sizes().begin(), self.sizes().end()),
               Dims(self.strides().begin(), self.strides().end())};
   }
-  auto value = make_value(std::move(layout), self.nbytes(), device, State::Host);
+  auto value = make_value(layout, self.nbytes(), device, State::Host);
   value->host = std::move(host);
   WithoutGil no_gil;
   Lock lock(g_mutex);
@@ -404,6 +395,41 @@ at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
   return flat.as_strided(layout.sizes, layout.strides).contiguous();
 }
 
+namespace {
+
+// What a value's array holds, on the host; waits for it.
+at::Tensor read_array(const Value& value, const char* reason) {
+  py::gil_scoped_acquire gil;
+  return callback("to_host")(py::handle(value.array), reason).cast<at::Tensor>();
+}
+
+// The elements of a settled value in memory order, on the host.
+at::Tensor read_elements(const Value& value, const char* reason) {
+  if (value.state == State::Uninitialized)
+    return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
+  const auto& l = value.layout;
+  const auto host = value.state == State::Host ? value.host : read_array(value, reason);
+  if (l.untyped || at::IntArrayRef(l.strides) == host.strides()) return host.view({-1});
+  // Dims in order of falling stride are the order of memory.
+  std::vector<int64_t> order(l.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
+  return host.permute(order).contiguous().view({-1});
+}
+
+}  // namespace
+
+at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
+  ensure_initialized();
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    if (value->state != State::Uninitialized) settle(value, lock, reason);
+  }
+  return read_elements(*value, reason).view(at::kByte);
+}
+
 at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
   if (t.numel() == 0) return at::empty(t.sizes(), t.options().device(at::kCPU));
   ensure_initialized();
@@ -418,14 +444,10 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
   const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
       t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
   if (whole && value->state == State::Host) return value->host;
-  if (whole && value->state == State::Ready) {
-    py::gil_scoped_acquire gil;
-    return callback("to_host")(py::reinterpret_borrow<py::object>(value->array), reason)
-        .cast<at::Tensor>();
-  }
-  return read_bytes(value, reason)
-      .view(t.scalar_type())
-      .as_strided(t.sizes(), t.strides(), t.storage_offset());
+  if (whole && value->state == State::Ready) return read_array(*value, reason);
+  auto host = read_elements(*value, reason);
+  if (host.scalar_type() != t.scalar_type()) host = host.view(at::kByte).view(t.scalar_type());
+  return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
 }
 
 at::Tensor own_value(const at::Tensor& t) {
@@ -434,33 +456,6 @@ at::Tensor own_value(const at::Tensor& t) {
       t.sizes(), strides, t.scalar_type(), static_cast<int16_t>(t.device().index()));
   if (t.numel()) record_copy(out, t, false);
   return out;
-}
-
-at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
-  ensure_initialized();
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  const auto& l = value->layout;
-  at::Tensor host;
-  if (value->state == State::Uninitialized) {
-    return at::zeros({static_cast<int64_t>(value->nbytes)}, at::kByte);
-  } else if (value->state == State::Host) {
-    host = value->host;
-  } else {
-    py::gil_scoped_acquire gil;
-    host = callback("to_host")(py::reinterpret_borrow<py::object>(value->array), reason)
-               .cast<at::Tensor>();
-  }
-  if (l.untyped) return host;
-  // Dims in order of falling stride are the order of memory.
-  std::vector<int64_t> order(l.sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
-  return host.permute(order).contiguous().view({-1}).view(at::kByte);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

@@ -97,9 +97,8 @@ void Value::fail(std::shared_ptr<const Failure> why) {
   failure = std::move(why);
 }
 
-ValuePtr make_value(Layout layout, size_t nbytes, int16_t device, State state) {
-  auto v = c10::make_intrusive<Value>();
-  v->layout = std::move(layout);
+ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State state) {
+  auto v = c10::make_intrusive<Value>(layout);
   v->nbytes = nbytes;
   v->device = device;
   v->state = state;
