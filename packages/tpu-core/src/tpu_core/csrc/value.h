@@ -63,6 +63,8 @@ struct Value final : c10::intrusive_ptr_target {
   std::shared_ptr<const Failure> failure;  // Failed
 
   ~Value() override;
+  static void* operator new(size_t size);
+  static void operator delete(void* memory);
   void set_array(PyObject* owned);  // becomes Ready
   void fail(std::shared_ptr<const Failure> why);
 };
