@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import functools
 import queue
 import sys
 import threading
@@ -90,6 +91,22 @@ def trainer(reentrant: bool | None) -> Callable[[], None]:
         torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
 
     return run
+
+
+def test_threads_that_share_an_input_record_what_one_thread_records(mode):
+    weight = torch.arange(4.0).to("tpu")
+    turns = threading.Barrier(2)
+
+    def work(wait: Callable[[], object] = lambda: None) -> None:
+        scaled = weight * 2
+        wait()  # the other thread's trace reads the weight, too
+        total = scaled + weight
+        wait()
+        assert total.tolist() == [0, 3, 6, 9]
+
+    run_all(work)
+    with torch.tpu.no_recompile():
+        run_all(*[functools.partial(work, lambda: turns.wait(60))] * 2)
 
 
 def test_values_pass_between_threads(mode):

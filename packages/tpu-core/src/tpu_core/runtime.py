@@ -74,7 +74,7 @@ def initialize() -> Runtime:
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
 
-    from tpu_core import checkpointing, input_pipeline, logs, lowering, recurrent
+    from tpu_core import checkpointing, host_reads, input_pipeline, logs, lowering, recurrent
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
     from tpu_core.lowering.registry import REGISTRY
@@ -106,7 +106,7 @@ def _start() -> Runtime:
             "move": lambda array, device: arrays.moved(array, devices[device]),
             "padded_array": arrays.PaddedArray,
             "exact": lambda array, device: arrays.exact(array, devices[device]),
-            "to_host": _to_host,
+            "to_host": host_reads.to_host,
             "copy_to_pinned": HOST_COPIES.start,
             "finish_host_copies": HOST_COPIES.finish,
             "memory_info": memory_info,
@@ -170,25 +170,6 @@ def _inspect(
         device = runtime().client.devices[exported["device"]]
         inputs = [arrays.exact(a, device) for a in inputs]
         inspect(Segment.from_export(exported), inputs, outputs)
-
-
-def _to_host(array: Any, reason: str) -> torch.Tensor:
-    from tpu_core.host_syncs import SYNCS
-    from tpu_core.metrics import METRICS
-    from tpu_core.padding import arrays
-    from tpu_core.pjrt import client as pjrt
-    from tpu_core.xla_status import map_xla_error
-
-    line = _C.user_line() or None
-    METRICS.host_sync(line, reason)
-    try:
-        host = pjrt.fetch(arrays.on_host(array))
-    except Exception as error:
-        raise map_xla_error(error, stage="run") from error
-    METRICS.d2h(host.nbytes)
-    if line is not None and config().performance_warnings:
-        SYNCS.read(line, reason, array)
-    return host
 
 
 def memory_info(device: int) -> tuple[int, int]:

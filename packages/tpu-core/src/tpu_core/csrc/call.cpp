@@ -211,6 +211,12 @@ bool all_alike(c10::ArrayRef<c10::IValue> list) {
   return true;
 }
 
+// `item` is a call of the dispatcher.
+template <typename T>
+T element_of(const at::Tensor& t) {
+  return t.is_cpu() ? *t.const_data_ptr<T>() : t.item<T>();
+}
+
 void add_tensor(
     Call& c, const OpDescription& d, const at::Tensor& t, bool written, bool in_list) {
   if (!t.defined()) {
@@ -221,8 +227,8 @@ void add_tensor(
     // `x + 2`: a Python number that PyTorch wrapped in a tensor.
     c.hasher.add(24);
     const auto kind = t.scalar_type();
-    if (kind == at::kDouble) add_scalar(c, t.item<double>(), false);
-    else if (kind == at::kLong) add_scalar(c, t.item<int64_t>(), false);
+    if (kind == at::kDouble) add_scalar(c, element_of<double>(t), false);
+    else if (kind == at::kLong) add_scalar(c, element_of<int64_t>(t), false);
     else if (kind == at::kBool) add_scalar(c, t.item<bool>(), false);
     else add_scalar(c, c10::IValue(t.item<c10::complex<double>>()), false);
     return;

@@ -17,10 +17,41 @@ at::Tensor elements(const at::Tensor& bytes, at::ScalarType dtype) {
   return bytes.narrow(0, 0, bytes.numel() / size * size).view(dtype);
 }
 
+// What a value's array holds, on the host; waits for it.
+at::Tensor read_array(const Value& value, const char* reason) {
+  py::gil_scoped_acquire gil;
+  return callback("to_host")(py::handle(value.array), reason).cast<at::Tensor>();
+}
+
+// The elements of a settled value in memory order, on the host.
+at::Tensor read_elements(const Value& value, const char* reason) {
+  if (value.state == State::Uninitialized)
+    return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
+  const auto& l = value.layout;
+  const auto host = value.state == State::Host ? value.host : read_array(value, reason);
+  if (l.untyped || at::IntArrayRef(l.strides) == host.strides()) return host.view({-1});
+  // Dims in order of falling stride are the order of memory.
+  std::vector<int64_t> order(l.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
+  return host.permute(order).contiguous().view({-1});
+}
+
 }  // namespace
 
 at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
   return elements(bytes, layout.dtype).as_strided(layout.sizes, layout.strides).contiguous();
+}
+
+at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
+  ensure_initialized();
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    if (value->state != State::Uninitialized) settle(value, lock, reason);
+  }
+  return read_elements(*value, reason).view(at::kByte);
 }
 
 at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
@@ -37,13 +68,10 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
   const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
       t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
   if (whole && value->state == State::Host) return value->host;
-  if (whole && value->state == State::Ready) {
-    py::gil_scoped_acquire gil;
-    return callback("to_host")(py::reinterpret_borrow<py::object>(value->array), reason)
-        .cast<at::Tensor>();
-  }
-  return elements(read_bytes(value, reason), t.scalar_type())
-      .as_strided(t.sizes(), t.strides(), t.storage_offset());
+  if (whole && value->state == State::Ready) return read_array(*value, reason);
+  auto host = read_elements(*value, reason);
+  if (host.scalar_type() != t.scalar_type()) host = elements(host.view(at::kByte), t.scalar_type());
+  return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
 }
 
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
@@ -63,33 +91,6 @@ bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
   callback("copy_to_pinned")(
       py::reinterpret_borrow<py::object>(value->array), host, value->device);
   return true;
-}
-
-at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
-  ensure_initialized();
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  const auto& l = value->layout;
-  at::Tensor host;
-  if (value->state == State::Uninitialized) {
-    return at::zeros({static_cast<int64_t>(value->nbytes)}, at::kByte);
-  } else if (value->state == State::Host) {
-    host = value->host;
-  } else {
-    py::gil_scoped_acquire gil;
-    host = callback("to_host")(py::reinterpret_borrow<py::object>(value->array), reason)
-               .cast<at::Tensor>();
-  }
-  if (l.untyped) return host;
-  // Dims in order of falling stride are the order of memory.
-  std::vector<int64_t> order(l.sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
-  return host.permute(order).contiguous().view({-1}).view(at::kByte);
 }
 
 }  // namespace tpu

@@ -12,22 +12,20 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <c10/util/flat_hash_map.h>
+
 #include <array>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 #include <vector>
 
 namespace tpu {
 namespace {
 
 std::vector<std::string> g_prefixes;
-std::shared_mutex g_codes_mutex;
 // Whose code a frame runs: the user's, torch's or ours, or the call of autograd's engine, under which
 // frames belong to the caller of backward and not to the op.
 enum class Owner : uint8_t { User, Internal, Engine };
-std::unordered_map<PyCodeObject*, Owner> g_owners;  // owns a reference to each key
+ska::flat_hash_map<PyCodeObject*, Owner> g_owners;  // g_mutex; owns a reference to each key
 
 // Lines of forward ops by autograd sequence number, which each thread counts for itself, so that
 // backward ops carry them. A ring: a graph of more nodes than this loses its oldest lines.
@@ -44,11 +42,7 @@ Remembered& remembered(uint64_t sequence, uint64_t thread) {
 }
 
 Owner owner_of(PyCodeObject* code) {
-  {
-    std::shared_lock<std::shared_mutex> lock(g_codes_mutex);
-    auto it = g_owners.find(code);
-    if (it != g_owners.end()) return it->second;
-  }
+  if (auto it = g_owners.find(code); it != g_owners.end()) return it->second;
   // First sight of this code object: hold it for good, so that its address is never reused.
   PyGILState_STATE gil = PyGILState_Ensure();
   Py_ssize_t size = 0;
@@ -67,7 +61,6 @@ Owner owner_of(PyCodeObject* code) {
   PyErr_Clear();
   Py_INCREF(code);
   PyGILState_Release(gil);
-  std::unique_lock<std::shared_mutex> lock(g_codes_mutex);
   g_owners.emplace(code, owner);
   return owner;
 }

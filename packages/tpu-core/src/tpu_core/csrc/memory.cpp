@@ -12,7 +12,6 @@
 #include <array>
 #include <atomic>
 #include <map>
-#include <unordered_map>
 
 namespace tpu {
 namespace {
@@ -22,49 +21,69 @@ constexpr size_t kSpace = size_t{1} << 41;  // per device; reserved, never touch
 constexpr size_t kAlign = 512;
 
 // Distinct storages need distinct, non-overlapping addresses (safetensors and transformers compare
-// them), although no byte there is ever read or written.
+// them), although no byte there is ever read or written. A range and its Cell stay together for good:
+// the latest one that was given up is taken next.
 class AddressSpace {
  public:
-  void* take(size_t nbytes, size_t& reserved) {
-    reserved = size_class(nbytes);
-    auto free = free_.find(reserved);
-    if (free != free_.end() && !free->second.empty()) {
-      void* p = free->second.back();
-      free->second.pop_back();
-      return p;
+  Cell* take(size_t nbytes, int16_t device) {
+    TORCH_CHECK(
+        nbytes <= kSpace, "tpu: a storage of ", nbytes, " bytes exceeds the address space.");
+    const auto size_class = class_of(nbytes);
+    if (auto* cell = free_[size_class]) {
+      free_[size_class] = cell->next_free;
+      return cell;
     }
     if (!base_) {
       void* p = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       TORCH_CHECK(p != MAP_FAILED, "tpu: cannot reserve ", kSpace, " bytes of address space.");
       base_ = static_cast<char*>(p);
     }
+    const auto reserved = bytes_of_class(size_class);
     TORCH_CHECK(
         used_ + reserved <= kSpace, "tpu: a storage of ", nbytes, " bytes exceeds the address space.");
-    void* p = base_ + used_;
+    auto* cell = new Cell;
+    cell->address = base_ + used_;
+    cell->size_class = size_class;
+    cell->device = device;
+    cells_.emplace(cell->address, cell);
     used_ += reserved;
-    return p;
+    return cell;
   }
-  void give_back(void* p, size_t reserved) { free_[reserved].push_back(p); }
+  void give_back(Cell* cell) {
+    cell->next_free = free_[cell->size_class];
+    free_[cell->size_class] = cell;
+  }
+  // The cell whose range starts there, in use or not, or null.
+  Cell* find(const void* p) const {
+    const auto it = cells_.find(p);
+    return it == cells_.end() ? nullptr : it->second;
+  }
   bool contains(const void* p) const {
     return base_ && p >= base_ && p < base_ + kSpace;
   }
 
  private:
-  // Eight classes a power of two, so that ranges of similar sizes are reused.
-  static size_t size_class(size_t n) {
-    n = std::max(n, kAlign);
-    size_t step = std::max(kAlign, size_t{1} << (63 - __builtin_clzll(n) - (n >= 8 * kAlign ? 3 : 0)));
-    if (n < 8 * kAlign) step = kAlign;
-    return (n + step - 1) / step * step;
+  // Eight classes a power of two, so that ranges of similar sizes are reused: the first are of 1 to 8
+  // units of kAlign.
+  static uint8_t class_of(size_t nbytes) {
+    const size_t units = std::max<size_t>(1, (nbytes + kAlign - 1) / kAlign);
+    if (units <= 8) return static_cast<uint8_t>(units - 1);
+    const int shift = 60 - __builtin_clzll(units - 1);  // (units - 1) >> shift is in [8, 16)
+    return static_cast<uint8_t>(8 * shift + ((units - 1) >> shift));
+  }
+  static size_t bytes_of_class(uint8_t size_class) {
+    if (size_class < 8) return (size_class + 1) * kAlign;
+    const int shift = size_class / 8 - 1;
+    return (static_cast<size_t>(size_class % 8 + 9) << shift) * kAlign;
   }
   char* base_ = nullptr;
   size_t used_ = 0;
-  std::unordered_map<size_t, std::vector<void*>> free_;
+  std::array<Cell*, 256> free_{};
+  ska::flat_hash_map<const void*, Cell*> cells_;  // by address
 };
 
 std::mutex g_space_mutex;
 std::array<AddressSpace, kDevices> g_spaces;
-ska::flat_hash_map<const void*, Cell*> g_cells;  // live cells by address
 
 struct Stats {
   std::atomic<int64_t> current{0}, peak{0}, total_in{0}, total_out{0}, count{0}, count_peak{0};
@@ -92,7 +111,7 @@ Stat stat(int64_t current, int64_t peak, int64_t in, int64_t out) {
 struct TpuAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t nbytes) override {
     Layout bytes{at::kByte, {static_cast<int64_t>(nbytes)}, {1}, true};
-    return tpu::allocate(nbytes, current_device(), std::move(bytes));
+    return tpu::allocate(nbytes, current_device(), bytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {
@@ -178,26 +197,35 @@ PinnedAllocator g_pinned_allocator;
 
 void free_cell(void* context) {
   auto* cell = static_cast<Cell*>(context);
-  if (cell->address) {
-    std::lock_guard<std::mutex> lock(g_space_mutex);
-    g_cells.erase(cell->address);
-    g_spaces[cell->device].give_back(cell->address, cell->reserved);
+  if (!cell->address) {
+    delete cell;
+    return;
   }
-  delete cell;
+  ValuePtr dropped;  // without the lock
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  dropped = std::move(cell->value);
+  cell->in_use = false;
+  g_spaces[cell->device].give_back(cell);
 }
 
-c10::DataPtr allocate(size_t nbytes, int16_t device, Layout layout) {
+c10::DataPtr allocate(ValuePtr value) {
   ensure_initialized();
-  auto cell = std::make_unique<Cell>();
-  cell->device = device;
-  if (nbytes) {
+  const auto device = value->device;
+  Cell* cell;
+  if (value->nbytes) {
     std::lock_guard<std::mutex> lock(g_space_mutex);
-    cell->address = g_spaces.at(device).take(nbytes, cell->reserved);
-    g_cells[cell->address] = cell.get();
+    cell = g_spaces.at(device).take(value->nbytes, device);
+    cell->in_use = true;
+  } else {
+    cell = new Cell;
+    cell->device = device;
   }
-  cell->value = make_value(std::move(layout), nbytes, device, State::Uninitialized);
-  void* address = cell->address;
-  return {address, cell.release(), &free_cell, c10::Device(c10::kPrivateUse1, device)};
+  cell->value = std::move(value);
+  return {cell->address, cell, &free_cell, c10::Device(c10::kPrivateUse1, device)};
+}
+
+c10::DataPtr allocate(size_t nbytes, int16_t device, const Layout& layout) {
+  return allocate(make_value(layout, nbytes, device, State::Uninitialized));
 }
 
 c10::Allocator* device_allocator() { return &g_allocator; }
@@ -220,8 +248,12 @@ int16_t device_of_address(const void* ptr) {
 
 Cell* cell_of_address(const void* ptr) {
   std::lock_guard<std::mutex> lock(g_space_mutex);
-  auto it = g_cells.find(ptr);
-  return it == g_cells.end() ? nullptr : it->second;
+  for (const auto& space : g_spaces)
+    if (space.contains(ptr)) {
+      Cell* cell = space.find(ptr);
+      return cell && cell->in_use ? cell : nullptr;
+    }
+  return nullptr;
 }
 
 void account(int16_t device, int64_t bytes) {

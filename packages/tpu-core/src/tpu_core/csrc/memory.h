@@ -9,8 +9,10 @@ namespace tpu {
 
 void free_cell(void* context);  // deleter of every device DataPtr; the context is a Cell
 
-// A DataPtr of `nbytes` of reserved, inaccessible address space, holding an uninitialised Value.
-c10::DataPtr allocate(size_t nbytes, int16_t device, Layout layout);
+// A DataPtr of reserved, inaccessible address space of the value's size, holding the value.
+c10::DataPtr allocate(ValuePtr value);
+// The same with an uninitialised value.
+c10::DataPtr allocate(size_t nbytes, int16_t device, const Layout& layout);
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* ptr);

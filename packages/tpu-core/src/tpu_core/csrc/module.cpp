@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <torch/csrc/Event.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <atomic>
@@ -56,10 +57,13 @@ torch::Library& tpu_library() {
 void register_overloads(const std::vector<std::string>& names) {
   for (const auto& name : names) {
     const bool own = name.rfind("tpu::", 0) == 0;
+    const auto op = c10::Dispatcher::singleton().findOp(torch::jit::parseName(name));
     (own ? tpu_library() : library())
         .impl(
             name.c_str() + (own ? 5 : 6),
-            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Recorder>()));
+            op && op->hasSchema()
+                ? kernel_of(*op)
+                : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Recorder>()));
   }
 }
 
@@ -108,7 +112,7 @@ at::Tensor from_array(py::object array, const at::Tensor& like, bool shared) {
   Layout layout{like.scalar_type(), Dims(like.sizes().begin(), like.sizes().end()),
                 Dims(like.strides().begin(), like.strides().end())};
   auto value = make_value(
-      std::move(layout), like.storage().nbytes(), like.device().index(), State::Pending);
+      layout, like.storage().nbytes(), like.device().index(), State::Pending);
   value->set_array(array.release().ptr());
   value->shared = shared;
   WithoutGil no_gil;

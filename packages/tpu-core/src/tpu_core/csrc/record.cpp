@@ -7,6 +7,7 @@
 #include "threads.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <mutex>
@@ -16,7 +17,7 @@ namespace {
 
 std::mutex g_descriptions_mutex;
 // Tables that hold Python objects are never destroyed: static destructors run after the interpreter's end.
-using Signatures = std::unordered_map<Hash128, std::unique_ptr<Signature>, HashOfHash>;
+using Signatures = ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash>;
 auto& g_descriptions = *new std::unordered_map<std::string, std::unique_ptr<OpDescription>>();
 auto& g_signatures = *new Signatures();  // g_mutex
 auto& g_zeros = *new Signatures();       // g_mutex
@@ -118,9 +119,9 @@ at::Tensor new_tensor(const Layout& l, int16_t device, ValuePtr& value) {
   constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
   const auto meta = c10::scalarTypeToTypeMeta(l.dtype);
   const size_t nbytes = at::detail::computeStorageNbytes(l.sizes, l.strides, meta.itemsize());
-  auto data = allocate_pending(nbytes, device, l, value);
+  value = make_value(l, nbytes, device, State::Pending);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data), device_allocator(), true);
+      c10::StorageImpl::use_byte_size_t(), nbytes, allocate(value), device_allocator(), true);
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, meta);
   t.unsafeGetTensorImpl()->set_sizes_and_strides(l.sizes, l.strides);
   return t;
@@ -193,11 +194,10 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   return held.get();
 }
 
-namespace {
-
 void call_python(
     py::handle handler, const OpDescription& d, const c10::OperatorHandle& op,
-    torch::jit::Stack* stack, size_t n) {
+    torch::jit::Stack* stack) {
+  const size_t n = d.policies.size();
   py::gil_scoped_acquire gil;
   py::list arguments;
   for (size_t i = 0; i < n; ++i)
@@ -214,118 +214,131 @@ void call_python(
   }
 }
 
+namespace {
+
+// Appends the node of a call to a trace. Writes get new values, and so do the new tensors.
+void append(Trace* trace, const Call& c, const Signature* signature, Recorded& recorded) {
+  const Line line = user_line();
+  c10::SmallVector<uint32_t, 8> slots;
+  for (auto& a : c.reads) slots.push_back(operand_slot(trace, a.cell, a.value, line));
+  for (auto& a : c.writes)
+    if (!a.overwrites && a.chained < 0)
+      slots.push_back(operand_slot(trace, a.cell, a.cell->value, line));
+  auto& s = trace->current;
+  const auto refs = static_cast<uint32_t>(s.refs.size());
+  const auto operands = static_cast<uint32_t>(slots.size());
+  s.refs.insert(s.refs.end(), slots.begin(), slots.end());
+  s.hasher.add(signature->hash);
+  for (auto slot : slots) s.hasher.add(slot);
+  for (const auto& layout : signature->fresh) {
+    if (!layout) {
+      recorded.fresh.emplace_back();
+      s.refs.push_back(kNoSlot);
+      continue;
+    }
+    ValuePtr value;
+    recorded.fresh.push_back(new_tensor(*layout, c.device, value));
+    s.refs.push_back(trace->output_slot(std::move(value)));
+  }
+  for (auto& a : c.writes) {
+    Layout layout = a.cell->value->layout;
+    if (a.overwrites && a.form != Form::Whole)
+      layout = {a.tensor->scalar_type(),
+                Dims(a.tensor->sizes().begin(), a.tensor->sizes().end()),
+                Dims(a.tensor->strides().begin(), a.tensor->strides().end())};
+    a.cell->value = make_value(layout, a.cell->value->nbytes, c.device, State::Pending);
+    s.refs.push_back(trace->output_slot(a.cell->value));
+  }
+  s.nodes.push_back(
+      {signature, refs, operands,
+       static_cast<uint32_t>(s.refs.size() - refs - operands),
+       static_cast<uint32_t>(s.numbers.size()), line});
+  s.numbers.insert(s.numbers.end(), c.numbers.begin(), c.numbers.end());
+  s.packs.insert(s.packs.end(), c.packs.begin(), c.packs.end());
+  // What starts as a constant is the signature's first sight of it.
+  s.compiled_in.insert(
+      s.compiled_in.end(), signature->compiled_in.begin(), signature->compiled_in.end());
+  s.compiled_in.resize(s.numbers.size(), 0);
+  ++counters().ops;
+}
+
+// Cuts the trace, or says when, where the mode wants it after the op that was recorded last.
+void cut_after_op(Trace* trace, const Mode& m, Lock& lock) {
+  if (!m.max_ops) return;
+  const auto& nodes = trace->current.nodes;
+  const auto n = static_cast<int64_t>(nodes.size());
+  if (m.repetitions)
+    // Once the next op comes, what only this one's caller still held is gone.
+    trace->cut_due =
+        trace->cut_points.after_op(nodes.back().signature->hash.lo, nodes.size(), m.max_ops);
+  else if (n >= m.max_ops)
+    flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
+}
+
 }  // namespace
+
+Recorded record_call(const OpDescription& d, const c10::IValue* args) {
+  Recorded recorded;
+  const size_t n = d.policies.size();
+  if (in_bad_fork()) ensure_initialized();  // raises, before any lock that another thread may have held
+  if (d.handler && !d.handler.is_none()) {
+    recorded.handler = d.handler;
+    return recorded;
+  }
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  while (true) {
+    Call c;
+    gather(c, d, args, n);
+    const auto hash = c.hasher.digest();
+    auto it = g_signatures.find(hash);
+    if (it == g_signatures.end()) {
+      lock.unlock();
+      auto made = miss(d, c, args, n);
+      acquire(lock);
+      ++counters().signatures;
+      auto& held = g_signatures[hash];
+      if (held) forget(std::move(made));  // another thread was first
+      else held = std::move(made);
+      continue;
+    }
+    const auto* signature = recorded.signature = it->second.get();
+    if (signature->kind == Signature::Kind::Python) {
+      recorded.handler = signature->plan;
+      return recorded;
+    }
+    if (signature->kind == Signature::Kind::Resize) {
+      // An out= tensor takes the shape of the result, then the call has another signature.
+      lock.unlock();
+      resize_outputs(*signature, args, n);
+      acquire(lock);
+      continue;
+    }
+    raise_failed(c);
+    if (c.device < 0) c.device = current_device();
+    Trace* trace = current_trace(c.device);
+    if (trace->cut_due) {
+      flush(trace, lock, trace->cut_due);
+      continue;
+    }
+    if (settle_operands(c, trace, lock)) continue;
+    if (d.random) {
+      add_seed(c, d, args, n);
+      TORCH_INTERNAL_ASSERT(signature->packs.size() + 4 == c.packs.size());
+    }
+    append(trace, c, signature, recorded);
+    c.reads.clear();  // what is alive at a cut must not be for this call's sake
+    c.writes.clear();
+    cut_after_op(trace, mode(), lock);
+    return recorded;
+  }
+}
 
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n = d.policies.size();
-  if (in_bad_fork()) ensure_initialized();  // raises, before any lock that another thread may have held
-  if (d.handler && !d.handler.is_none()) return call_python(d.handler, d, op, stack, n);
   const auto* args = stack->data() + stack->size() - n;
-  const Signature* signature = nullptr;
-  c10::SmallVector<at::Tensor, 4> fresh;
-  {
-    Lock lock(g_mutex, std::defer_lock);
-    {
-      WithoutGil no_gil;
-      lock.lock();
-    }
-    while (true) {
-      Call c;
-      gather(c, d, args, n);
-      const auto hash = c.hasher.digest();
-      auto it = g_signatures.find(hash);
-      if (it == g_signatures.end()) {
-        lock.unlock();
-        auto made = miss(d, c, args, n);
-        {
-          WithoutGil no_gil;
-          lock.lock();
-        }
-        ++counters().signatures;
-        auto& held = g_signatures[hash];
-        if (held) forget(std::move(made));  // another thread was first
-        else held = std::move(made);
-        continue;
-      }
-      signature = it->second.get();
-      if (signature->kind == Signature::Kind::Python) break;
-      if (signature->kind == Signature::Kind::Resize) {
-        // An out= tensor takes the shape of the result, then the call has another signature.
-        lock.unlock();
-        resize_outputs(*signature, args, n);
-        WithoutGil no_gil;
-        lock.lock();
-        continue;
-      }
-      raise_failed(c);
-      if (c.device < 0) c.device = current_device();
-      Trace* trace = current_trace(c.device);
-      if (trace->cut_due) {
-        flush(trace, lock, trace->cut_due);
-        continue;
-      }
-      if (settle_operands(c, trace, lock)) continue;
-      if (d.random) add_seed(c, d, args, n);
-      if (d.random)
-        TORCH_INTERNAL_ASSERT(signature->packs.size() + 4 == c.packs.size());
-
-      const Line line = user_line();
-      c10::SmallVector<uint32_t, 8> slots;
-      for (auto& a : c.reads) slots.push_back(operand_slot(trace, a.cell, a.value, line));
-      for (auto& a : c.writes)
-        if (!a.overwrites && a.chained < 0)
-          slots.push_back(operand_slot(trace, a.cell, a.cell->value, line));
-      auto& s = trace->current;
-      const auto refs = static_cast<uint32_t>(s.refs.size());
-      const auto operands = static_cast<uint32_t>(slots.size());
-      s.refs.insert(s.refs.end(), slots.begin(), slots.end());
-      s.hasher.add(signature->hash);
-      for (auto slot : slots) s.hasher.add(slot);
-      for (const auto& layout : signature->fresh) {
-        if (!layout) {
-          fresh.emplace_back();
-          s.refs.push_back(kNoSlot);
-          continue;
-        }
-        ValuePtr value;
-        fresh.push_back(new_tensor(*layout, c.device, value));
-        s.refs.push_back(trace->output_slot(value));
-      }
-      for (auto& a : c.writes) {
-        Layout layout = a.cell->value->layout;
-        if (a.overwrites && a.form != Form::Whole)
-          layout = {a.tensor->scalar_type(),
-                    Dims(a.tensor->sizes().begin(), a.tensor->sizes().end()),
-                    Dims(a.tensor->strides().begin(), a.tensor->strides().end())};
-        auto value = make_value(std::move(layout), a.cell->value->nbytes, c.device, State::Pending);
-        s.refs.push_back(trace->output_slot(value));
-        a.cell->value = std::move(value);
-      }
-      s.nodes.push_back(
-          {signature, refs, operands,
-           static_cast<uint32_t>(s.refs.size() - refs - operands),
-           static_cast<uint32_t>(s.numbers.size()), line});
-      s.numbers.insert(s.numbers.end(), c.numbers.begin(), c.numbers.end());
-      s.packs.insert(s.packs.end(), c.packs.begin(), c.packs.end());
-      // What starts as a constant is the signature's first sight of it.
-      s.compiled_in.insert(
-          s.compiled_in.end(), signature->compiled_in.begin(), signature->compiled_in.end());
-      s.compiled_in.resize(s.numbers.size(), 0);
-      ++counters().ops;
-      c.reads.clear();
-      c.writes.clear();
-      const auto& m = mode();
-      const auto n = static_cast<int64_t>(s.nodes.size());
-      if (m.max_ops && m.repetitions)
-        // Once the next op comes, what only this one's caller still held is gone.
-        trace->cut_due = trace->cut_points.after_op(signature->hash.lo, n, m.max_ops);
-      else if (m.max_ops && n >= m.max_ops)
-        flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
-      break;
-    }
-  }
-  if (signature->kind == Signature::Kind::Python)
-    return call_python(signature->plan, d, op, stack, n);
+  auto [signature, fresh, handler] = record_call(d, args);
+  if (handler) return call_python(handler, d, op, stack);
 
   c10::SmallVector<c10::IValue, 4> results;
   size_t next = 0, lists = 0, constants = 0;

@@ -39,7 +39,23 @@ class Recorder final : public c10::OperatorKernel {
   OpDescription* description_ = nullptr;
 };
 
-void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
 OpDescription* describe_op(const c10::OperatorHandle& op);
+
+// What became of a call.
+struct Recorded {
+  const Signature* signature = nullptr;
+  c10::SmallVector<at::Tensor, 4> fresh;  // its new tensors, lists flattened
+  py::handle handler;                     // set where Python is to handle the call
+};
+Recorded record_call(const OpDescription& d, const c10::IValue* args);
+// Puts the results of a call that Python handles in place of its arguments.
+void call_python(
+    py::handle handler, const OpDescription& d, const c10::OperatorHandle& op,
+    torch::jit::Stack* stack);
+// Both, for arguments on a stack.
+void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// The kernel of an overload: a Recorder, or one that needs no boxing.
+torch::CppFunction kernel_of(const c10::OperatorHandle& op);
 
 }  // namespace tpu

@@ -25,15 +25,6 @@
 
 namespace tpu {
 
-c10::DataPtr allocate_pending(
-    size_t nbytes, int16_t device, const Layout& layout, ValuePtr& value) {
-  auto data = allocate(nbytes, device, layout);
-  auto* cell = static_cast<Cell*>(data.get_context());
-  value = make_value(layout, nbytes, device, State::Pending);
-  cell->value = value;
-  return data;
-}
-
 namespace {
 std::atomic<uint64_t> g_uploads{0}, g_uploaded_bytes{0};
 }
@@ -65,7 +56,7 @@ at::Tensor make_empty(
   if (!is_dense(sizes, strides))
     layout = {dtype, {static_cast<int64_t>(nbytes / meta.itemsize())}, {1}};
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes, allocate(nbytes, device, std::move(layout)),
+      c10::StorageImpl::use_byte_size_t(), nbytes, allocate(nbytes, device, layout),
       device_allocator(), true);
   constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, meta);
@@ -224,7 +215,7 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
     layout = {self.scalar_type(), Dims(self.sizes().begin(), self.sizes().end()),
               Dims(self.strides().begin(), self.strides().end())};
   }
-  auto value = make_value(std::move(layout), self.nbytes(), device, State::Host);
+  auto value = make_value(layout, self.nbytes(), device, State::Host);
   value->host = std::move(host);
   WithoutGil no_gil;
   Lock lock(g_mutex);

@@ -20,7 +20,5 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason);
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t);
 // A contiguous copy whose storage's value has the tensor's own shape, whatever that of `t` has.
 at::Tensor own_value(const at::Tensor& t);
-// A DataPtr whose Value is Pending: the output of a recorded op.
-c10::DataPtr allocate_pending(size_t nbytes, int16_t device, const Layout& layout, ValuePtr& value);
 
 }  // namespace tpu

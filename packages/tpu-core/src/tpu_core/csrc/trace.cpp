@@ -51,6 +51,7 @@ void Segment::clear() {
   numbers.clear();
   packs.clear();
   compiled_in.clear();
+  shared.clear();
   hasher = Hasher();
 }
 
@@ -70,17 +71,13 @@ void Trace::restart() {
 
 uint32_t Trace::input_slot(const ValuePtr& v) {
   if (v->stamp == current.stamp) return v->slot;
+  if (!current.shared.empty())
+    if (auto it = current.shared.find(v.get()); it != current.shared.end()) return it->second;
+  // A value may be an input of several threads' segments, and keeps the slot of the last of them.
+  if (v->stamp != 0 && g_traces.size() > 1)
+    for (auto* other : g_traces)
+      if (other->current.stamp == v->stamp) other->current.shared.emplace(v.get(), v->slot);
   const auto slot = static_cast<uint32_t>(current.slots.size());
-  // A value may be an input of several threads' segments; only the last one's slot is remembered,
-  // so the others look it up.
-  if (v->stamp != 0 && !current.slots.empty()) {
-    for (uint32_t i = 0; i < current.slots.size(); ++i)
-      if (current.slots[i].get() == v.get()) {
-        v->stamp = current.stamp;
-        v->slot = i;
-        return i;
-      }
-  }
   v->stamp = current.stamp;
   v->slot = slot;
   current.slots.push_back(v);
@@ -88,12 +85,12 @@ uint32_t Trace::input_slot(const ValuePtr& v) {
   return slot;
 }
 
-uint32_t Trace::output_slot(const ValuePtr& v) {
+uint32_t Trace::output_slot(ValuePtr v) {
   const auto slot = static_cast<uint32_t>(current.slots.size());
   v->stamp = current.stamp;
   v->slot = slot;
   v->trace = this;
-  current.slots.push_back(v);
+  current.slots.push_back(std::move(v));
   current.is_input.push_back(0);
   return slot;
 }

@@ -13,6 +13,7 @@
 #include "value.h"
 
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace tpu {
@@ -53,6 +54,7 @@ struct Segment {
   std::vector<uint64_t> numbers;    // bits of a double or an int64
   std::vector<Pack> packs;          // per number
   std::vector<uint8_t> compiled_in; // per number
+  std::unordered_map<const Value*, uint32_t> shared;  // slots of inputs that another trace reads, too
   Hasher hasher;
   int16_t device = 0;
   uint64_t stamp = 0;
@@ -70,7 +72,7 @@ struct Trace {
   const char* cut_due = nullptr;  // why the next op starts a new segment
   void restart();
   uint32_t input_slot(const ValuePtr& v);
-  uint32_t output_slot(const ValuePtr& v);
+  uint32_t output_slot(ValuePtr v);
 };
 
 using Lock = std::unique_lock<std::recursive_mutex>;

@@ -21,6 +21,21 @@ constexpr size_t kSmall = 1 << 16, kFew = 64;
 size_t g_held_bytes = 0;   // g_references_mutex
 bool g_scheduled = false;  // g_references_mutex
 
+// Memory of values that are gone, for this thread's next ones: a segment holds its temporaries until it
+// has run, by the hundred, and malloc keeps few of a size at hand.
+constexpr size_t kFreeValues = 2048;
+struct FreeValues {
+  std::vector<void*> memory;
+  ~FreeValues();
+};
+thread_local FreeValues t_free_values;
+thread_local bool t_ended = false;  // the thread's destructors may still drop values
+
+FreeValues::~FreeValues() {
+  t_ended = true;
+  for (auto* m : memory) ::operator delete(m);
+}
+
 int drain_pending(void*) {
   drain_references();
   return 0;
@@ -74,6 +89,18 @@ void Failure::raise() const {
   throw PythonError::current();
 }
 
+void* Value::operator new(size_t size) {
+  if (t_ended || t_free_values.memory.empty()) return ::operator new(size);
+  void* memory = t_free_values.memory.back();
+  t_free_values.memory.pop_back();
+  return memory;
+}
+
+void Value::operator delete(void* memory) {
+  if (t_ended || t_free_values.memory.size() >= kFreeValues) return ::operator delete(memory);
+  t_free_values.memory.push_back(memory);
+}
+
 Value::~Value() {
   if (accounted) account(device, -static_cast<int64_t>(nbytes));
   release_reference(array, nbytes);
@@ -97,9 +124,8 @@ void Value::fail(std::shared_ptr<const Failure> why) {
   failure = std::move(why);
 }
 
-ValuePtr make_value(Layout layout, size_t nbytes, int16_t device, State state) {
-  auto v = c10::make_intrusive<Value>();
-  v->layout = std::move(layout);
+ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State state) {
+  auto v = c10::make_intrusive<Value>(layout);
   v->nbytes = nbytes;
   v->device = device;
   v->state = state;

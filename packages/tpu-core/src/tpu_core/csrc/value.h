@@ -47,6 +47,8 @@ struct Failure {
 };
 
 struct Value final : c10::intrusive_ptr_target {
+  explicit Value(const Layout& l) : layout(l) {}
+
   Layout layout;
   size_t nbytes = 0;
   int16_t device = 0;
@@ -61,6 +63,8 @@ struct Value final : c10::intrusive_ptr_target {
   std::shared_ptr<const Failure> failure;  // Failed
 
   ~Value() override;
+  static void* operator new(size_t size);
+  static void operator delete(void* memory);
   void set_array(PyObject* owned);  // becomes Ready
   void fail(std::shared_ptr<const Failure> why);
 };
@@ -69,11 +73,14 @@ using ValuePtr = c10::intrusive_ptr<Value>;
 struct Cell {
   ValuePtr value;
   void* address = nullptr;
-  size_t reserved = 0;
+  // Of the address space (memory.cpp).
+  Cell* next_free = nullptr;
   int16_t device = 0;
+  uint8_t size_class = 0;
+  bool in_use = false;
 };
 
-ValuePtr make_value(Layout layout, size_t nbytes, int16_t device, State state);
+ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State state);
 
 // The Cell of a tensor's or storage's memory; an error if the storage is not ours.
 Cell* cell_of(const at::Tensor& t);

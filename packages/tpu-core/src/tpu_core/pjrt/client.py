@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,12 +149,19 @@ def fetch(array: jax.Array) -> torch.Tensor:
     return _from_numpy(host)
 
 
-def _from_numpy(host: np.ndarray[Any, Any]) -> torch.Tensor:
-    import warnings
+_warned = False
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # read-only memory: callers only read it
+
+def _from_numpy(host: np.ndarray[Any, Any]) -> torch.Tensor:
+    # PyTorch warns once, or always, of read-only memory, which our callers only read.
+    global _warned
+    if _warned and not torch.is_warn_always_enabled():
         return torch.from_numpy(host)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        tensor = torch.from_numpy(host)
+    _warned = True
+    return tensor
 
 
 @functools.lru_cache(maxsize=4096)

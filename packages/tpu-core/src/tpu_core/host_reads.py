@@ -1,0 +1,34 @@
+"""Reads of device values by the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tpu_core import _C
+from tpu_core.config import config
+from tpu_core.host_syncs import SYNCS
+from tpu_core.metrics import METRICS
+from tpu_core.padding import arrays
+from tpu_core.pjrt import client as pjrt
+from tpu_core.xla_status import map_xla_error
+
+
+def to_host(array: Any, reason: str) -> torch.Tensor:
+    """A value's array as a CPU tensor; waits for it.
+
+    Args:
+        array: The array, a `jax.Array` or a `PaddedArray`.
+        reason: What reads it, such as ``"item"``.
+    """
+    line = _C.user_line() or None
+    METRICS.host_sync(line, reason)
+    try:
+        host = pjrt.fetch(arrays.on_host(array))
+    except Exception as error:
+        raise map_xla_error(error, stage="run") from error
+    METRICS.d2h(host.nbytes)
+    if line is not None and config().performance_warnings:
+        SYNCS.read(line, reason, array)
+    return host
