@@ -12,12 +12,12 @@ import logging
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from tpu_core.compiler.segment import LiftedNumber, Segment
+from tpu_core.compiler.segment import LiftedNumber, Node, Segment
 from tpu_core.compiler.worker import Job, Result
 from tpu_core.compiler.workers import Workers
 from tpu_core.errors import BackgroundCompileWarning
@@ -25,10 +25,10 @@ from tpu_core.errors import BackgroundCompileWarning
 logger = logging.getLogger("tpu_core")
 
 # Seconds on one core; see docs/adr/0007-background-compilation.md.
-_PROGRAM = 0.03
+_PROGRAM = 0.05
 _LOADED_PROGRAM = 0.004
 _OP = 0.0025
-_PRODUCT = 0.06
+_PRODUCT = 0.04
 # Pieces are run where compiling those that lack costs at most this share of compiling the whole.
 _SHARE = 0.25
 
@@ -114,14 +114,19 @@ class Background:
             return known.ready[1]
 
     def serves_in_pieces(
-        self, s: Segment, key: str, missing: list[str], forbidden: bool, job: Callable[[], Job]
+        self,
+        s: Segment,
+        key: str,
+        missing: list[tuple[str, Node]],
+        forbidden: bool,
+        job: Callable[[], Job],
     ) -> bool:
         """Whether a segment that has no program runs in pieces this time.
 
         Args:
             s: The segment, its numbers `lifted`.
             key: Cache key of its program.
-            missing: Cache keys of the pieces that are not in memory.
+            missing: Pieces that are not in memory, with their cache keys.
             forbidden: Nothing may be compiled now.
             job: Gives what a worker needs.
         """
@@ -144,10 +149,12 @@ class Background:
         self.workers.submit(job(), lambda result: self._compiled(s, known, key, result))
         return True
 
-    def _is_cheap(self, s: Segment, missing: list[str]) -> bool:
-        stored = sum(map(self._is_stored, missing))
-        pieces = stored * _LOADED_PROGRAM + (len(missing) - stored) * _PROGRAM
-        return pieces <= _SHARE * seconds_to_compile(s)
+    def _is_cheap(self, s: Segment, missing: list[tuple[str, Node]]) -> bool:
+        pieces = sum(
+            _LOADED_PROGRAM if self._is_stored(key) else seconds_to_compile([node])
+            for key, node in missing
+        )
+        return pieces <= _SHARE * seconds_to_compile(s.nodes)
 
     def _compiled(self, s: Segment, known: _Known, key: str, result: Result) -> None:
         executable = None
@@ -172,7 +179,7 @@ class Background:
             logger.info("not compiled in the background: %s", result.error)
 
 
-def seconds_to_compile(s: Segment) -> float:
-    """What compiling a segment as a whole costs on one core, roughly."""
-    products = sum(any(part in n.name for part in _PRODUCTS) for n in s.nodes)
-    return _PROGRAM + _OP * len(s.nodes) + _PRODUCT * products
+def seconds_to_compile(nodes: Sequence[Node]) -> float:
+    """What compiling ops as one program costs on one core, roughly."""
+    products = sum(any(part in n.name for part in _PRODUCTS) for n in nodes)
+    return _PROGRAM + _OP * len(nodes) + _PRODUCT * products

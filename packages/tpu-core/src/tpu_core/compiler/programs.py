@@ -158,8 +158,8 @@ class ProgramBuilder:
             numbers = [(n.pack, n.compiled_in, n.value) for n in s.numbers]
             return Job({**exported, "numbers": numbers})
 
-        keys = [self.key(s, piece, s.constants_of(node)) for piece, node in missing]
-        return self.background.serves_in_pieces(s, key, keys, bool(_forbidden), job)
+        lacking = [(self.key(s, k, s.constants_of(node)), s.nodes[node]) for k, node in missing]
+        return self.background.serves_in_pieces(s, key, lacking, bool(_forbidden), job)
 
     def due(self, segment_key: str) -> bool:
         """Whether to ask again for the program of a segment that runs in pieces."""
