@@ -292,15 +292,16 @@ def test_values(name):
     compare(*DISCRETE[name], backward=False)
 
 
-def test_random_numbers_are_those_of_the_exact_program():
+@pytest.mark.parametrize("seed, width", [(3, 3), ((1 << 64) - 1, 4)])
+def test_random_numbers_are_those_of_the_exact_program(seed, width):
     drawn = []
     for mode in ("strict", "fused"):
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         with modes.using(mode):
             drawn.append(
                 [
                     (
-                        torch.rand(2, n, 3, device="tpu")
+                        torch.rand(2, n, width, device="tpu")
                         + F.dropout(torch.ones(n, 5, device="tpu")).sum()
                     ).cpu()
                     for n in SIZES

@@ -78,7 +78,8 @@ def _packs(segment: Segment, device: Any) -> list[Any]:
     packs = []
     for k, _n in segment.packs():
         values = [n.value for n in segment.numbers if n.pack == k and not n.compiled_in]
-        packs.append(pjrt.put(np.asarray(values, pjrt.PACK_DTYPES[k]), device))
+        # Words of a seed are unsigned and travel as signed integers of 32 bits.
+        packs.append(pjrt.put(np.asarray(values).astype(pjrt.PACK_DTYPES[k]), device))
     return packs
 
 
