@@ -292,8 +292,9 @@ def test_values(name):
     compare(*DISCRETE[name], backward=False)
 
 
-@pytest.mark.parametrize("seed, width", [(3, 3), ((1 << 64) - 1, 4)])
-def test_random_numbers_are_those_of_the_exact_program(seed, width):
+# The first is the one that the padded program is checked with.
+@pytest.mark.parametrize("seed", [(1 << 64) - 1, 3])
+def test_random_numbers_are_those_of_the_exact_program(seed):
     drawn = []
     for mode in ("strict", "fused"):
         torch.manual_seed(seed)
@@ -301,7 +302,7 @@ def test_random_numbers_are_those_of_the_exact_program(seed, width):
             drawn.append(
                 [
                     (
-                        torch.rand(2, n, width, device="tpu")
+                        torch.rand(2, n, 3, device="tpu")
                         + F.dropout(torch.ones(n, 5, device="tpu")).sum()
                     ).cpu()
                     for n in SIZES
