@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# All that is compiled is there once the first steps are done.
+os.environ.setdefault("TPU_COMPILE", "blocking")
+
 import harness
 import torch
 

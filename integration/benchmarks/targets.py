@@ -74,6 +74,8 @@ def _checks(runs: Runs) -> Iterator[tuple[str, float | None, float, bool]]:
         later = value(name, "fused", "compiles_later")
         yield f"{name}: compiles of later runs", later, 0, False
     yield "accum: compiles after step 3", value("accum", "fused", "compiles_after_3"), 0, False
+    later = value("accum", "background", "compiles_after_20")
+    yield "accum: compiles after step 20, background", later, 0, False
     for name in TRAINED:
         peak = ratio(name, "fused", TWIN[name], "peak_mb")
         yield f"{name}: peak device memory, fused / {TWIN[name]}", peak, 1.1, False

@@ -38,9 +38,12 @@ def test_everything_is_counted(metrics):
     metrics.d2h(7)
     metrics.debug_check()
     metrics.padded_execution()
+    metrics.compiling(2)
+    metrics.compiling(-1)
     assert metrics.snapshot() == {
         "compiles": 1,
         "compile_seconds": 0.5,
+        "compiles_pending": 1,
         "cache_hits_memory": 0,
         "substitutions": 0,
         "cache_hits_disk": 1,

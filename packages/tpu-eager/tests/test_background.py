@@ -79,7 +79,9 @@ def test_known_ops_run_at_once_and_the_whole_takes_over() -> None:
     assert counts(run) == (0, 80)
     assert background().workers.wait(0)  # nothing is compiled for what was seen once
     assert counts(run)[1] == 80
+    assert torch.tpu.metrics()["compiles_pending"] == 1
     assert background().workers.wait(WAIT)
+    assert torch.tpu.metrics()["compiles_pending"] == 0
     event = METRICS.compile_events()[-1]
     assert (event.source, event.ops) == ("background", 80)
     assert "came again" in event.reason

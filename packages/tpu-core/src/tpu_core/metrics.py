@@ -25,6 +25,7 @@ logger = logging.getLogger("tpu_core")
 COUNTERS: dict[str, str] = {
     "compiles": "Programs compiled by XLA.",
     "compile_seconds": "Seconds spent in those compiles, background threads included.",
+    "compiles_pending": "Programs that are being compiled in the background.",
     "cache_hits_memory": "Programs found in memory.",
     "substitutions": "Those of them made for other live values: with results that nothing reads, "
     "or without taking memory that they could have taken.",
@@ -168,6 +169,11 @@ class Metrics:
                 self._count["disk_load_seconds"] += event.seconds
         logger.log(logging.INFO if compiled else logging.DEBUG, "%s", event)
 
+    def compiling(self, change: int) -> None:
+        """Count programs that are begun (1) or done with (-1) in the background."""
+        with self._lock:
+            self._count["compiles_pending"] += change
+
     def padded_execution(self) -> None:
         """Count a run of a program on padded arrays."""
         with self._lock:
@@ -291,7 +297,9 @@ class Metrics:
         base_runs = dict(self._runs()) if self._runs else {}
         with self._lock:
             self._base, self._base_runs = base, base_runs
+            pending = self._count["compiles_pending"]
             self._clear()
+            self._count["compiles_pending"] = pending
 
     def report(self) -> Report:
         """The counters, compiles, fallbacks and host syncs as tables, for print or for rich."""

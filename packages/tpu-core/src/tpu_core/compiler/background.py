@@ -21,6 +21,7 @@ from tpu_core.compiler.segment import LiftedNumber, Node, Segment
 from tpu_core.compiler.worker import Job, Result
 from tpu_core.compiler.workers import Workers
 from tpu_core.errors import BackgroundCompileWarning
+from tpu_core.metrics import METRICS
 
 logger = logging.getLogger("tpu_core")
 
@@ -146,6 +147,7 @@ class Background:
             if forbidden or known.stage in (_Stage.COMPILING, _Stage.PIECES):
                 return True
             known.stage, known.ready = _Stage.COMPILING, None
+        METRICS.compiling(1)
         self.workers.submit(job(), lambda result: self._compiled(s, known, key, result))
         return True
 
@@ -157,6 +159,7 @@ class Background:
         return pieces <= _SHARE * seconds_to_compile(s.nodes)
 
     def _compiled(self, s: Segment, known: _Known, key: str, result: Result) -> None:
+        METRICS.compiling(-1)
         executable = None
         if result.payload is not None:
             with contextlib.suppress(Exception):  # of another machine's making: compiled here then
