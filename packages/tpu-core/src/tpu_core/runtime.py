@@ -126,6 +126,7 @@ def _start() -> Runtime:
             "padded_array": arrays.PaddedArray,
             "exact": lambda array, device: arrays.exact(array, devices[device]),
             "to_host": host_reads.to_host,
+            "note_read": host_reads.note_read,
             "memory_info": memory_info,
             "event_record": Marker.record,
             "event_query": Marker.query,

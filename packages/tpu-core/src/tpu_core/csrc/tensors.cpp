@@ -18,10 +18,8 @@
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <numeric>
 
 namespace tpu {
 
@@ -393,61 +391,6 @@ at::Tensor to_device(const at::Tensor& cpu, int16_t device) {
 at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
   auto flat = bytes.view(layout.dtype);
   return flat.as_strided(layout.sizes, layout.strides).contiguous();
-}
-
-namespace {
-
-// What a value's array holds, on the host; waits for it.
-at::Tensor read_array(const Value& value, const char* reason) {
-  py::gil_scoped_acquire gil;
-  return callback("to_host")(py::handle(value.array), reason).cast<at::Tensor>();
-}
-
-// The elements of a settled value in memory order, on the host.
-at::Tensor read_elements(const Value& value, const char* reason) {
-  if (value.state == State::Uninitialized)
-    return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
-  const auto& l = value.layout;
-  const auto host = value.state == State::Host ? value.host : read_array(value, reason);
-  if (l.untyped || at::IntArrayRef(l.strides) == host.strides()) return host.view({-1});
-  // Dims in order of falling stride are the order of memory.
-  std::vector<int64_t> order(l.sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
-  return host.permute(order).contiguous().view({-1});
-}
-
-}  // namespace
-
-at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
-  ensure_initialized();
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  return read_elements(*value, reason).view(at::kByte);
-}
-
-at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
-  if (t.numel() == 0) return at::empty(t.sizes(), t.options().device(at::kCPU));
-  ensure_initialized();
-  ValuePtr value;
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    value = cell_of(t)->value;
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  const auto& l = value->layout;
-  const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
-      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
-  if (whole && value->state == State::Host) return value->host;
-  if (whole && value->state == State::Ready) return read_array(*value, reason);
-  auto host = read_elements(*value, reason);
-  if (host.scalar_type() != t.scalar_type()) host = host.view(at::kByte).view(t.scalar_type());
-  return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
 }
 
 at::Tensor own_value(const at::Tensor& t) {

@@ -1,0 +1,90 @@
+// Reads of device values by the host.
+#include "python.h"
+#include "tensors.h"
+#include "trace.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace tpu {
+namespace {
+
+// The memory of an array that is on the CPU, by Python's buffer protocol; waits for it. Undefined where
+// the array has none, where the protocol does not know its dtype, and where it could not be computed.
+at::Tensor memory_of(py::handle array, const Layout& l) {
+  if (!PyObject_CheckBuffer(array.ptr())) return {};
+  auto memory = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(array.ptr()));
+  if (!memory) {
+    PyErr_Clear();
+    return {};
+  }
+  const auto& view = *PyMemoryView_GET_BUFFER(memory.ptr());
+  const auto nbytes = numel_of(l.sizes) * static_cast<int64_t>(c10::elementSize(l.dtype));
+  if (view.len != nbytes || !PyBuffer_IsContiguous(&view, 'C')) return {};
+  auto drop = [owned = memory.release().ptr()](void*) {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    Py_DECREF(owned);
+  };
+  return at::from_blob(view.buf, l.sizes, drop, at::TensorOptions().dtype(l.dtype));
+}
+
+// What a value's array holds, on the host; waits for it.
+at::Tensor read_array(const Value& value, const char* reason) {
+  py::gil_scoped_acquire gil;
+  const py::handle array(value.array);
+  auto memory = memory_of(array, value.layout);
+  if (!memory.defined()) return callback("to_host")(array, reason).cast<at::Tensor>();
+  callback("note_read")(array, reason, memory.nbytes());
+  return memory;
+}
+
+// The elements of a settled value in memory order, on the host.
+at::Tensor read_elements(const Value& value, const char* reason) {
+  if (value.state == State::Uninitialized)
+    return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
+  const auto& l = value.layout;
+  const auto host = value.state == State::Host ? value.host : read_array(value, reason);
+  if (l.untyped || at::IntArrayRef(l.strides) == host.strides()) return host.view({-1});
+  // Dims in order of falling stride are the order of memory.
+  std::vector<int64_t> order(l.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
+  return host.permute(order).contiguous().view({-1});
+}
+
+}  // namespace
+
+at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
+  ensure_initialized();
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    if (value->state != State::Uninitialized) settle(value, lock, reason);
+  }
+  return read_elements(*value, reason).view(at::kByte);
+}
+
+at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
+  if (t.numel() == 0) return at::empty(t.sizes(), t.options().device(at::kCPU));
+  ensure_initialized();
+  ValuePtr value;
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    value = cell_of(t)->value;
+    if (value->state != State::Uninitialized) settle(value, lock, reason);
+  }
+  const auto& l = value->layout;
+  const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
+      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+  if (whole && value->state == State::Host) return value->host;
+  if (whole && value->state == State::Ready) return read_array(*value, reason);
+  auto host = read_elements(*value, reason);
+  if (host.scalar_type() != t.scalar_type()) host = host.view(at::kByte).view(t.scalar_type());
+  return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
+}
+
+}  // namespace tpu
