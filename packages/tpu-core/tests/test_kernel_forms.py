@@ -13,8 +13,8 @@ import torch.nn.functional as F
 aten = torch.ops.aten
 A, B, C, MASK = "first", "second", "third", "mask"
 
-# A function of PyTorch, which calls the kernel as it is, the overload, whose calls are boxed, and
-# the arguments of both.
+# A function of PyTorch, which calls the kernel as it is; the overload, whose calls are boxed; the
+# arguments of both.
 CALLS: list[tuple[Callable[..., Any], Any, tuple[Any, ...]]] = [
     (torch.abs, aten.abs.default, (A,)),
     (torch.mul, aten.mul.Tensor, (A, B)),

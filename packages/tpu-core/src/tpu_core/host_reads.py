@@ -22,13 +22,18 @@ def to_host(array: Any, reason: str) -> torch.Tensor:
         array: The array, a `jax.Array` or a `PaddedArray`.
         reason: What reads it, such as ``"item"``.
     """
-    line = _C.user_line() or None
-    METRICS.host_sync(line, reason)
     try:
         host = pjrt.fetch(arrays.on_host(array))
     except Exception as error:
         raise map_xla_error(error, stage="run") from error
-    METRICS.d2h(host.nbytes)
+    note_read(array, reason, host.nbytes)
+    return host
+
+
+def note_read(array: Any, reason: str, nbytes: int) -> None:
+    """Count a read of ``nbytes`` bytes, and warn where it is one of many."""
+    line = _C.user_line() or None
+    METRICS.host_sync(line, reason)
+    METRICS.d2h(nbytes)
     if line is not None and config().performance_warnings:
         SYNCS.read(line, reason, array)
-    return host

@@ -109,6 +109,7 @@ def _start() -> Runtime:
             "to_host": host_reads.to_host,
             "copy_to_pinned": HOST_COPIES.start,
             "finish_host_copies": HOST_COPIES.finish,
+            "note_read": host_reads.note_read,
             "memory_info": memory_info,
             "event_record": synchronization.Marker.record,
             "event_query": synchronization.Marker.query,

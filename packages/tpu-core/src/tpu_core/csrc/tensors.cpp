@@ -19,7 +19,6 @@
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 

@@ -1,7 +1,7 @@
-#include "tensors.h"
-
+// Reads of device values by the host.
 #include "memory.h"
 #include "python.h"
+#include "tensors.h"
 #include "trace.h"
 
 #include <algorithm>
@@ -11,16 +11,30 @@
 namespace tpu {
 namespace {
 
-// Bytes as elements of a dtype; those at the end that make no whole element are left out.
-at::Tensor elements(const at::Tensor& bytes, at::ScalarType dtype) {
-  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
-  return bytes.narrow(0, 0, bytes.numel() / size * size).view(dtype);
+// The memory of an array that is on the CPU, by Python's buffer protocol; waits for it. Undefined where
+// the array has none, where the protocol does not know its dtype, and where it could not be computed.
+at::Tensor memory_of(py::handle array, const Layout& l) {
+  if (!PyObject_CheckBuffer(array.ptr())) return {};
+  auto memory = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(array.ptr()));
+  if (!memory) {
+    PyErr_Clear();
+    return {};
+  }
+  const auto& view = *PyMemoryView_GET_BUFFER(memory.ptr());
+  const auto nbytes = numel_of(l.sizes) * static_cast<int64_t>(c10::elementSize(l.dtype));
+  if (view.len != nbytes || !PyBuffer_IsContiguous(&view, 'C')) return {};
+  auto drop = [owned = memory.release().ptr()](void*) { release_reference(owned, 0); };
+  return at::from_blob(view.buf, l.sizes, drop, at::TensorOptions().dtype(l.dtype));
 }
 
 // What a value's array holds, on the host; waits for it.
 at::Tensor read_array(const Value& value, const char* reason) {
   py::gil_scoped_acquire gil;
-  return callback("to_host")(py::handle(value.array), reason).cast<at::Tensor>();
+  const py::handle array(value.array);
+  auto memory = memory_of(array, value.layout);
+  if (!memory.defined()) return callback("to_host")(array, reason).cast<at::Tensor>();
+  callback("note_read")(array, reason, memory.nbytes());
+  return memory;
 }
 
 // The elements of a settled value in memory order, on the host.
@@ -36,6 +50,12 @@ at::Tensor read_elements(const Value& value, const char* reason) {
   std::stable_sort(
       order.begin(), order.end(), [&](auto a, auto b) { return l.strides[a] > l.strides[b]; });
   return host.permute(order).contiguous().view({-1});
+}
+
+// Bytes as elements of a dtype; those at the end that make no whole element are left out.
+at::Tensor elements(const at::Tensor& bytes, at::ScalarType dtype) {
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  return bytes.narrow(0, 0, bytes.numel() / size * size).view(dtype);
 }
 
 }  // namespace
