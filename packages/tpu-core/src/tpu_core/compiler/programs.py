@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tpu_core import _build_info
+from tpu_core import _build_info, collector
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
@@ -113,6 +113,7 @@ class ProgramBuilder:
             s, self._key(s), lambda: segments.lower(s), s.outputs(), self.explain(s)
         )
         self._reasons.remember(s)
+        collector.resume()
         program = self.program(s, loaded, key)
         if pads:
             self._padded.remember(s, program)
