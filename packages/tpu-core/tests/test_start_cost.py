@@ -31,11 +31,20 @@ def test_the_collector_runs_again_and_finds_the_users_cycles(block):
     with block():
         assert not gc.isenabled()
     assert gc.isenabled()
+    collector.resume()
     assert gc.get_freeze_count() == 0
     alive = weakref.ref(cycle)
     del cycle
     gc.collect()
     assert alive() is None
+
+
+def test_what_is_there_at_the_start_is_looked_through_from_the_first_program_on():
+    with collector.importing():
+        pass
+    assert gc.get_freeze_count() > 1000
+    assert (torch.arange(7.0, device="tpu") * 0.314159)[0].item() == 0
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("block", [collector.paused, collector.importing])
@@ -49,7 +58,17 @@ def test_what_the_user_has_switched_off_or_frozen_stays_so(block):
     frozen = gc.get_freeze_count()
     with block():
         pass
+    collector.resume()
     assert frozen - 100 < gc.get_freeze_count() <= frozen
+
+
+def test_what_the_user_freezes_after_the_start_stays_so():
+    with collector.importing():
+        pass
+    mine = [Cycle() for _ in range(1000)]
+    gc.freeze()
+    collector.resume()
+    assert gc.get_freeze_count() > len(mine)
 
 
 def test_nothing_is_collected_while_a_program_is_traced(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tpu_core
-from storage_tools import EVERY_MODE, arange, saved
+from storage_tools import EVERY_MODE, WHOLE, arange, programs, saved
 from tpu_core import modes
 
 
@@ -119,3 +119,22 @@ def test_sharing_copies_nothing():
     y = tpu_core.from_jax(array)
     assert tpu_core.to_jax(y).unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
     assert jax.numpy.sum(array).item() == 10
+
+
+def test_a_clone_has_its_own_shape_where_its_source_is_a_view() -> None:
+    """As a bias' momentum: cloned from ``sum(0, keepdim=True).view(n)`` at first, then written."""
+
+    def step(x: torch.Tensor, momentum: torch.Tensor | None) -> torch.Tensor:
+        gradient = x.sum(0, keepdim=True).view(5)
+        return gradient.clone() if momentum is None else momentum.mul_(0.5).add_(gradient)
+
+    x = torch.randn(3, 5)
+    ours, theirs, made_at = None, None, []
+    device = x.to("tpu")
+    with modes.using(WHOLE), programs() as made:
+        for _ in range(4):
+            ours, theirs = step(device, ours), step(x, theirs)
+            torch.tpu.synchronize()
+            made_at.append(made())
+    assert made_at == [1, 2, 2, 2]
+    torch.testing.assert_close(ours.cpu(), theirs)

@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way of what makes many objects that stay."""
+"""Python's garbage collector, kept from looking through all of torch and jax in the first step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_set_aside = 0  # objects that `importing` has frozen
+
 
 @contextmanager
 def paused() -> Iterator[None]:
     """No collection in this block, in any thread.
 
-    One that looks through all that torch and jax hold takes as long as tracing a training step.
+    A full one takes as long as tracing a training step.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -24,11 +26,19 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """As `paused`, and what was made counts as old: modules, which stay."""
+    """As `paused`; all objects there are stay out of collections until `resume`."""
+    global _set_aside
     with paused():
         yield
         if not gc.get_freeze_count():
-            # All that is there joins the oldest generation, which is rarely looked through; as
-            # young objects they would be, in the first step.
             gc.freeze()
-            gc.unfreeze()
+            _set_aside = gc.get_freeze_count()
+
+
+def resume() -> None:
+    """End what `importing` began: the first program is there."""
+    global _set_aside
+    # More than was set aside: the user has frozen objects too, and wants them so.
+    if _set_aside and gc.get_freeze_count() <= _set_aside:
+        gc.unfreeze()
+    _set_aside = 0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_core import _build_info
+from tpu_core import _build_info, collector
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
@@ -139,6 +139,7 @@ class ProgramBuilder:
             lower = functools.partial(segments.lower, s)
             loaded = self.obtain(s, key, lower, s.outputs(), recurs or self.explain(s))
         self._reasons.remember(s)
+        collector.resume()
         program = self.program(s, loaded, key)
         if missing is not None:
             program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])

@@ -23,7 +23,7 @@ at::Tensor memory_of(py::handle array, const Layout& l) {
   const auto& view = *PyMemoryView_GET_BUFFER(memory.ptr());
   const auto nbytes = numel_of(l.sizes) * static_cast<int64_t>(c10::elementSize(l.dtype));
   if (view.len != nbytes || !PyBuffer_IsContiguous(&view, 'C')) return {};
-  auto drop = [owned = memory.release().ptr()](void*) { release_reference(owned, 0); };
+  auto drop = [owned = memory.release().ptr(), nbytes](void*) { release_reference(owned, nbytes); };
   return at::from_blob(view.buf, l.sizes, drop, at::TensorOptions().dtype(l.dtype));
 }
 

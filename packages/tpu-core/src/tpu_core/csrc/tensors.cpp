@@ -231,6 +231,9 @@ bool share_value(const at::Tensor& self, const at::Tensor& src) {
   Lock lock(g_mutex);
   auto& value = cell_of(src)->value;
   if (!value || value->nbytes != self.storage().nbytes()) return false;
+  // A bias' gradient may be a sum of shape [1, n]. Its clone, as an optimizer keeps it, would have
+  // that shape until it is first written, and the loop one more program.
+  if (!value->layout.untyped && self.sizes() != at::IntArrayRef(value->layout.sizes)) return false;
   cell_of(self)->value = value;
   return true;
 }
