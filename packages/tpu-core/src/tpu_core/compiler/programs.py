@@ -106,12 +106,13 @@ class ProgramBuilder:
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded
-        key, recurs = self._key(s), self._padded.recurs(s) if pads else None
-        reason = recurs or self.explain(s)
+        key, reason = self._key(s), self.explain(s)
+        if pads:
+            reason = self._padded.comment(s, reason)
         loaded = self.obtain(s, key, lambda: segments.lower(s), s.outputs(), reason)
         self._reasons.remember(s)
         program = self.program(s, loaded, key)
-        if pads and not recurs:
+        if pads:
             self._padded.remember(s, program)
         return program
 
