@@ -105,6 +105,7 @@ def heads(n: int) -> tuple[int, ...]:
 
 _WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
 _KERNEL = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(2))
+_KERNEL_TRANSPOSED = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(4))
 _KERNEL_1D = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(3))
 
 # name: function of tensors, inputs of a size.
@@ -158,6 +159,37 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
         lambda x: F.conv1d(x, _KERNEL_1D.to(x.device), padding=1),
         floats(signal),
     ),
+    "convolution with steps": (
+        lambda x, w: F.conv1d(x, w, stride=2, padding=1),
+        lambda n: [torch.randn(2, 3, n), _KERNEL_1D.clone()],
+    ),
+    "convolution with steps, of images": (
+        lambda x, w: F.conv2d(x, w, stride=2, padding=1).sum((2, 3)),
+        lambda n: [torch.randn(2, 3, n, n + 4), _KERNEL.clone()],
+    ),
+    "convolution of each channel": (
+        lambda x, w: F.conv1d(x, w, stride=2, padding=1, groups=3),
+        lambda n: [torch.randn(2, 3, n), _KERNEL_1D[:3, :1].clone()],
+    ),
+    "transposed convolution": (
+        lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=1, output_padding=1),
+        lambda n: [torch.randn(2, 3, n), _KERNEL_TRANSPOSED.clone()],
+    ),
+    "max pool along": (lambda x: F.max_pool1d(x, 2), floats(signal)),
+    "max pool that overlaps": (
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        floats(lambda n: (2, 3, n, n)),
+    ),
+    "average pool along": (lambda x: F.avg_pool1d(x, 3, 2, 1), floats(signal)),
+    "average pool of what counts": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        floats(lambda n: (2, 3, n, 6)),
+    ),
+    "average pool, large windows": (
+        lambda x: F.avg_pool2d(x, 5, 3),
+        floats(lambda n: (2, 3, 4 * n, 8)),
+    ),
+    "unfold": (lambda x: x.unfold(2, 3, 2) * 2, floats(signal)),
     "max pool": (lambda x: F.max_pool2d(x, 2), floats(image)),
     "average pool": (lambda x: F.avg_pool2d(x, 2), floats(image)),
     "adaptive pool": (lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), floats(image)),
@@ -310,3 +342,27 @@ def test_random_numbers_are_those_of_the_exact_program(seed):
             )
     for strict, fused in itertools.zip_longest(*drawn):
         torch.testing.assert_close(fused, strict)
+
+
+@pytest.mark.parametrize(
+    "function, why",
+    [
+        # The third of 5 and of 6 elements, so that it looks as if it were always the third.
+        (
+            lambda x: x.median(0).values * 2,
+            "aten.median.dim: a constant that was 4, 6 follows no size",
+        ),
+        (lambda x: torch.linalg.qr(x).R.abs(), "aten.linalg_qr: 'qr' has no rule"),
+    ],
+    ids=["median", "qr"],
+)
+def test_what_cannot_be_padded_is_named_and_runs_as_it_is(function, why):
+    for n in (5, 6, 11, 9, 13, 10):
+        seen, before = len(METRICS.compile_events()), padded_runs()
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(function(x.to("tpu")).cpu(), function(x), rtol=1e-4, atol=1e-4)
+    # The last one.
+    (event,) = METRICS.compile_events()[seen:]
+    assert "not on padded arrays: test_padded_ops.py" in event.reason
+    assert why in event.reason
+    assert padded_runs() == before

@@ -55,14 +55,20 @@ class PaddedPrograms:
         form, integers = self._describe(s)
         family = self._families.setdefault(form, Family())
         self._families.move_to_end(form)
+        if family.recurring.own(s.key):
+            return
         family.add(Recording(s, integers, program))
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
-    def recurs(self, s: Segment) -> Reason | None:
-        """Why the segment is to have its own program though a padded one would serve, or None."""
+    def comment(self, s: Segment, why: Reason) -> Reason:
+        """The reason to compile a segment as it is, with why padded arrays do not serve it."""
         family = self._families.get(self._describe(s)[0])
-        return family.recurring.own(s.key) if family else None
+        if family is None:
+            return why
+        if family.problem:
+            why = Reason(f"{why.text}; not on padded arrays: {family.problem}", why.line)
+        return family.recurring.own(s.key) or why
 
     def serve(self, s: Segment, arrays: list[Any]) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
@@ -81,7 +87,7 @@ class PaddedPrograms:
         try:
             return self._program(family, form, s, values, arrays)
         except Unpaddable as error:
-            family.refuse(f"{getattr(error, 'op', None) or 'the segment'}: {error}")
+            family.refuse(f"{error.op or 'the segment'}: {error}")
         if family.refusal:
             logger.info(
                 "Sizes change, but the program cannot run on padded arrays, so each new size is "
@@ -131,7 +137,7 @@ class PaddedPrograms:
         assert family.fit is not None
         outputs = [(family.bound(i, buckets), s.slots[i].dtype) for i in s.live]
         constants = family.segment().constants()
-        key = self._builder.key(s, f"{form} {family.fit.sizes} {buckets}", constants)
+        key = self._builder.key(s, f"{form} {family.signature()} {buckets}", constants)
 
         def check(loaded: pjrt.Loaded) -> None:
             run = self._runner(family, s, buckets, loaded)

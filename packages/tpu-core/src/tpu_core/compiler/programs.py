@@ -127,23 +127,22 @@ class ProgramBuilder:
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded
-        recurs = self._padded.recurs(s) if pads else None
         if missing is not None:
             s = self.background.lifted(s)
         key = self._key(s)
         loaded = self.background.take(s, key)
         if loaded is None:
-            in_pieces = missing is not None and not recurs
-            if in_pieces and self._runs_in_pieces(s, key, exported, missing or []):
+            if missing is not None and self._runs_in_pieces(s, key, exported, missing):
                 return None
+            reason = self._padded.comment(s, self.explain(s)) if pads else self.explain(s)
             lower = functools.partial(segments.lower, s)
-            loaded = self.obtain(s, key, lower, s.outputs(), recurs or self.explain(s))
+            loaded = self.obtain(s, key, lower, s.outputs(), reason)
         self._reasons.remember(s)
         collector.resume()
         program = self.program(s, loaded, key)
         if missing is not None:
             program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])
-        if pads and not recurs:
+        if pads:
             self._padded.remember(s, program)
         return program
 

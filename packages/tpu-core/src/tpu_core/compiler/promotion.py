@@ -45,9 +45,12 @@ class Recurring:
         """A counter of the runs of one size."""
         return Counter(self, key, values, buckets)
 
-    def count(self, runs: int) -> bool:
-        """Count a run of a size that has run so often; whether it recurs."""
+    def count(self) -> None:
+        """Count a run of any size."""
         self._runs += 1
+
+    def often(self, runs: int) -> bool:
+        """Whether a size that has run so often recurs, and may have its own program."""
         return runs > RUNS and runs * _SHARE >= self._runs and len(self._own) < _MOST
 
     def promote(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> None:
@@ -75,6 +78,7 @@ class Counter:
             arguments: Arrays that the program is about to run on.
             may_compile: Whether it can be compiled now.
         """
+        self._family.count()
         if not self._wastes:
             return False
         if self._family.own(self._key):
@@ -83,7 +87,7 @@ class Counter:
         if any(isinstance(a, PaddedArray) for a in arguments):
             return False
         self._runs += 1
-        if not self._family.count(self._runs) or not may_compile:
+        if not self._family.often(self._runs) or not may_compile:
             return False
         self._family.promote(self._key, self._values, self._buckets)
         return True

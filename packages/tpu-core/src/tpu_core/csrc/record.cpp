@@ -51,12 +51,60 @@ Layout layout_of(py::handle meta) {
   return l;
 }
 
+// Arguments for Python to look at, in place of those on the device: tensors of the same geometry, which
+// share memory where those do. What Python has seen is held by its Python object from then on, and
+// autograd adds a gradient in place only where nothing else holds it: the first round of a loop would
+// record other ops than the next.
+class StandIns {
+ public:
+  c10::IValue of(const c10::IValue& v) {
+    if (v.isTensor()) return of(v.toTensor());
+    if (v.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : v.toTensorVector()) list.push_back(of(t));
+      return list;
+    }
+    if (v.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& t : v.toOptionalTensorVector())
+        list.push_back(t ? std::optional(of(*t)) : std::nullopt);
+      return list;
+    }
+    return v;
+  }
+
+ private:
+  at::Tensor of(const at::Tensor& t) {
+    if (!t.defined() || !t.is_privateuseone() || !t.has_storage()) return t;
+    auto* impl = t.unsafeGetTensorImpl();
+    auto& copy = copies_[impl];
+    if (!copy.defined()) {
+      copy = at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), true));
+      copy.unsafeGetTensorImpl()->set_storage_keep_dtype(of(t.storage()));
+    }
+    return copy;
+  }
+
+  const c10::Storage& of(const c10::Storage& s) {
+    auto& copy = memory_[s.unsafeGetStorageImpl()];
+    if (!copy)
+      copy = c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), s.nbytes(), at::DataPtr(nullptr, s.device()),
+          device_allocator(), s.resizable());
+    return copy;
+  }
+
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> copies_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> memory_;
+};
+
 // The cold path: PyTorch's meta function checks the call and gives the outputs' geometry.
 std::unique_ptr<Signature> miss(
     const OpDescription& d, const Call& c, const c10::IValue* args, size_t n) {
   py::gil_scoped_acquire gil;
   py::list arguments, reads, writes, packs;
-  for (size_t i = 0; i < n; ++i) arguments.append(torch::jit::toPyObject(args[i]));
+  StandIns stand_ins;
+  for (size_t i = 0; i < n; ++i) arguments.append(torch::jit::toPyObject(stand_ins.of(args[i])));
   for (const auto& a : c.reads) reads.append(describe_access(a));
   for (const auto& a : c.writes) writes.append(describe_access(a));
   for (auto p : c.packs) packs.append(static_cast<int>(p));
@@ -139,6 +187,19 @@ bool settle_operands(Call& c, Trace* trace, Lock& lock) {
   for (auto& a : c.writes)
     if (foreign(a.value)) settle(a.value, lock, "another thread's value"), settled = true;
   return settled;
+}
+
+// Whether a tensor has the elements of a layout in the same dims, but for dims of size 1. A gradient of
+// (1, n), which a bias of (n) has, stays one when it is overwritten, so that a loop's second round is as
+// its third.
+bool differs_in_ones(const Layout& l, const at::Tensor& t) {
+  auto dims = [](at::IntArrayRef sizes, at::IntArrayRef strides) {
+    c10::SmallVector<std::pair<int64_t, int64_t>, 6> kept;
+    for (size_t i = 0; i < sizes.size(); ++i)
+      if (sizes[i] != 1) kept.emplace_back(sizes[i], strides[i]);
+    return kept;
+  };
+  return !l.untyped && l.dtype == t.scalar_type() && dims(l.sizes, l.strides) == dims(t.sizes(), t.strides());
 }
 
 void raise_failed(const Call& c) {
@@ -242,7 +303,7 @@ void append(Trace* trace, const Call& c, const Signature* signature, Recorded& r
   }
   for (auto& a : c.writes) {
     Layout layout = a.cell->value->layout;
-    if (a.overwrites && a.form != Form::Whole)
+    if (a.overwrites && a.form != Form::Whole && !differs_in_ones(layout, *a.tensor))
       layout = {a.tensor->scalar_type(),
                 Dims(a.tensor->sizes().begin(), a.tensor->sizes().end()),
                 Dims(a.tensor->strides().begin(), a.tensor->strides().end())};

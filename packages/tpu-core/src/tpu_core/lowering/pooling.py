@@ -250,12 +250,20 @@ def _window_counts(w: Windows, count_include_pad: bool, divisor: int | None) -> 
         per_dim.append(stop - start)
     if all(np.all(c == c[:1]) for c in per_dim):
         return int(np.prod([c[0] if len(c) else 1 for c in per_dim]))
+    # Computed by the program, not constants of it: padded arrays have them for any size.
     total = jnp.ones((), np.int32)
-    for i, counts in enumerate(per_dim):
-        shape = [1] * len(per_dim)
-        shape[i] = -1
-        total = total * jnp.asarray(counts.astype(np.int32)).reshape(shape)
+    for i in range(len(per_dim)):
+        total = total * _counts_along(w, i, count_include_pad)
     return total
+
+
+def _counts_along(w: Windows, i: int, count_include_pad: bool) -> jax.Array:
+    k, s, p, size = w.kernel[i], w.stride[i], w.padding[i], w.sizes[i]
+    start = lax.broadcasted_iota(np.int32, w.counts, i) * np.int32(s) - np.int32(p)
+    stop = jnp.minimum(start + np.int32(k), np.int32(size + p))
+    if not count_include_pad:
+        start, stop = jnp.maximum(start, np.int32(0)), jnp.minimum(stop, np.int32(size))
+    return stop - start
 
 
 def _divide(x: jax.Array, count: Any) -> jax.Array:
@@ -315,7 +323,7 @@ def _avg_pool_gradient(rank: int) -> Any:
             low = k - 1 - p
             pads.append((low, size + k - 1 - low - (s * (n - 1) + 1)))
         return lax.reduce_window(
-            grad, jnp.zeros((), grad.dtype), lax.add, lead + w.kernel, lead + (1,) * rank,
+            grad, np.zeros((), grad.dtype), lax.add, lead + w.kernel, lead + (1,) * rank,
             [(0, 0)] * len(lead) + pads, lead + w.stride,
         )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule
@@ -51,27 +50,30 @@ def convolution(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
         raise Unpaddable("a grouped convolution over a dim that varies")
     if not grouped:
         left, right = _same_dim(context, left, feature, right, in_feature)
+    for name in ("window_strides", "lhs_dilation", "rhs_dilation"):
+        if any(e.params[name] != params[name] for e in eqns[1:]):
+            raise Unpaddable("a convolution whose steps depend on a size")
+    sizes = context.out(eqns)
+    out_batch, out_channel, *out_spatial = numbers.out_spec
+    dims: list[Dim] = [()] * len(sizes)
+    paddings = []
     for i, (a, b) in enumerate(zip(spatial, window)):
         left, right = context.space.as_prefix(left, a), context.space.as_prefix(right, b)
-        if is_static(left.dims[a]) and is_static(right.dims[b]):
-            continue
-        if params["lhs_dilation"][i] != 1:
-            raise Unpaddable("a transposed convolution along a dim that varies")
-    if any(e.params["padding"] != params["padding"] for e in eqns[1:]):
-        raise Unpaddable("a convolution whose padding depends on a size")
+        before, after = zip(*(e.params["padding"][i] for e in eqns))
+        if any(n != before[0] for n in before):
+            raise Unpaddable("a convolution that starts where a size says")
+        # What counts ends in zeros on both sides, so that any length will do after it.
+        size = sizes[out_spatial[i]]
+        dims[out_spatial[i]] = (size,)
+        reach = (context.space.padded(size) - 1) * params["window_strides"][i] + 1
+        reach += (right.array.shape[b] - 1) * params["rhs_dilation"][i]
+        reach -= (left.array.shape[a] - 1) * params["lhs_dilation"][i] + 1
+        alike = is_static(left.dims[a]) and is_static(right.dims[b]) and len(set(after)) == 1
+        paddings.append((before[0], after[0] if alike else reach - before[0]))
     arrays = [
         context.space.mask(left, [feature, *spatial], 0),
         context.space.mask(right, [in_feature, *window], 0),
     ]
-    sizes = context.out(eqns)
-    out_batch, out_channel, *out_spatial = numbers.out_spec
-    dims: list[Dim] = [()] * len(sizes)
-    dims[out_batch], dims[out_channel] = left.dims[batch], right.dims[out_feature]
-    (array,) = bind(eqns[0], arrays)
-    for axis in out_spatial:
-        dims[axis] = (sizes[axis],)
-        length = context.space.padded(sizes[axis])
-        if array.shape[axis] < length:
-            raise Unpaddable("a convolution whose result outgrows its padding")
-        array = lax.slice_in_dim(array, 0, length, axis=axis)
-    return [Padded(array, tuple(dims))]
+    for axis, dim in ((out_batch, left.dims[batch]), (out_channel, right.dims[out_feature])):
+        dims[axis] = (sizes[axis],) if is_static(dim) else dim  # groups divide a static one
+    return [Padded(r, tuple(dims)) for r in bind(eqns[0], arrays, padding=tuple(paddings))]

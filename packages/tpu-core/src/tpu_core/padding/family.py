@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ from tpu_core.padding import (
 )
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space, whole
-from tpu_core.padding.sizes import Fit, Size, Unpaddable, bucket
+from tpu_core.padding.outline import outlines
+from tpu_core.padding.sizes import Fit, Known, Size, Unpaddable, bucket
 from tpu_core.pjrt import client as pjrt
 
 RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
@@ -47,7 +49,8 @@ class Family:
 
     Attributes:
         recordings: The first ones, each of other sizes.
-        refusal: Why it cannot run on padded arrays, or None.
+        problem: Why it could not run on padded arrays when that was last tried, or None.
+        refusal: Why that is not tried any more, or None.
         fit: How sizes follow from each other, once there are two recordings.
         programs: What serves it, by bucket of each symbol.
         recurring: Which of its sizes are to have programs of their own.
@@ -55,11 +58,13 @@ class Family:
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
+        self.problem: str | None = None
         self.refusal: str | None = None
         self.fit: Fit | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
         self.recurring = Recurring()
         self._traces: list[ClosedJaxpr] = []
+        self._inside: list[tuple[str, list[Known | None]]] | None = None
         self._failures = 0
 
     def refuse(self, why: str) -> None:
@@ -69,6 +74,7 @@ class Family:
         again with others before the family is given up.
         """
         self._failures += 1
+        self.problem = why
         self._restart([])
         if self._failures == _MOST_FAILURES:
             self.refusal = why
@@ -88,13 +94,13 @@ class Family:
         if not self.recordings:
             return None
         values = self._solve(segment, integers)
-        if values is None:
-            before = self.recordings, self.fit, self.programs, self._traces
+        if values is None or not self._agrees(segment, values):
+            before = self.recordings, self.fit, self.programs, self._traces, self._inside
             self._restart([*self.recordings, Recording(segment, integers, None)])
             values = self._solve(segment, integers)
             # Dims of size 1 are broadcast, so such a recording is another program.
             if values is None or any(v < 2 for r in self.fit.values for v in r):  # type: ignore[union-attr]
-                self.recordings, self.fit, self.programs, self._traces = before
+                self.recordings, self.fit, self.programs, self._traces, self._inside = before
                 return None
         return values
 
@@ -106,6 +112,7 @@ class Family:
         self.fit = None
         self.programs = {}
         self._traces = []
+        self._inside = None
 
     def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
         if len(self.recordings) < 2:
@@ -117,6 +124,45 @@ class Family:
             return None
         numbers = zip(segment.numbers, self.constants())
         return values if all(c is None or n.value == c for n, c in numbers) else None
+
+    def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
+        """Whether the ops of a segment have the sizes inside that the recordings say."""
+        found = list(outlines(self._numbered(segment)))
+        expected = self._expected()
+        return len(found) == len(expected) and all(
+            form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
+            for (form, inside), (f, ns) in zip(found, expected)
+        )
+
+    def _expected(self) -> list[tuple[str, list[Known | None]]]:
+        """For each node the form of its outline and its numbers as functions of the symbols.
+
+        None stands for one that differs but follows no size: a rule has no use for it, or refuses.
+        """
+        if self._inside is None:
+            assert self.fit is not None
+            self._inside = []
+            for nodes in zip(*(outlines(self._numbered(r.segment)) for r in self.recordings)):
+                forms = {form for form, _ in nodes}
+                form = forms.pop() if len(forms) == 1 else ""
+                numbers = [self.fit.follow(seen) for seen in zip(*(inside for _, inside in nodes))]
+                self._inside.append((form, numbers))
+        return self._inside
+
+    def signature(self) -> str:
+        """What is known of the sizes; with it, the form decides what a padded program computes."""
+        assert self.fit is not None
+        text = f"{self.fit.sizes}{[(f, [str(n) for n in ns]) for f, ns in self._expected()]}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _numbered(self, segment: Segment) -> Segment:
+        """A member's segment, with the numbers that vary as run-time inputs."""
+        return segment.with_numbers(
+            [
+                LiftedNumber(n.pack, constant is not None, n.value)
+                for n, constant in zip(segment.numbers, self.constants())
+            ]
+        )
 
     def constants(self) -> list[float | int | None]:
         """The numbers compiled in: those that never varied."""
@@ -155,23 +201,13 @@ class Family:
 
     def segment(self) -> Segment:
         """The first recording's segment, with the numbers that vary as run-time inputs."""
-        first = self.recordings[0].segment
-        numbers = [
-            LiftedNumber(n.pack, constant is not None, n.value)
-            for n, constant in zip(first.numbers, self.constants())
-        ]
-        return first.with_numbers(numbers)
+        return self._numbered(self.recordings[0].segment)
 
     def traces(self) -> list[ClosedJaxpr]:
         """The JAX functions of the recordings."""
         if not self._traces:
-            constants = self.constants()
             for r in self.recordings:
-                numbers = [
-                    LiftedNumber(n.pack, c is not None, n.value)
-                    for n, c in zip(r.segment.numbers, constants)
-                ]
-                function, avals = as_function(r.segment.with_numbers(numbers))
+                function, avals = as_function(self._numbered(r.segment))
                 with jax.enable_x64(True):
                     self._traces.append(jax.make_jaxpr(function)(*avals))
         return self._traces

@@ -150,21 +150,16 @@ def _run(
         name = equations[0].primitive.name
         if any(e.primitive.name != name or len(e.invars) != len(eqns[0].invars) for e in equations):
             raise Unpaddable("its ops depend on a size")
-        operands = [read(atoms) for atoms in zip(*(e.invars for e in equations))]
         try:
+            operands = [read(atoms) for atoms in zip(*(e.invars for e in equations))]
             results = _apply(context, equations, operands)
         except Unpaddable as error:
-            if getattr(error, "op", None) is None:
-                error.op = _label(equations[0])  # type: ignore[attr-defined]
+            # Inside a function that is called, equations do not know; the call does.
+            error.op = error.op or str(equations[0].source_info.name_stack)
             raise
         for atoms, value in zip(zip(*(e.outvars for e in equations)), results):
             write(atoms, value)
     return [read(atoms) for atoms in zip(*(t.outvars for t in traces))]
-
-
-def _label(eqn: JaxprEqn) -> str:
-    """The op and user line that an equation belongs to, ``train.py:31/aten.mm``."""
-    return str(eqn.source_info.name_stack) or eqn.primitive.name
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 
 class Unpaddable(Exception):
-    """A segment cannot run on padded arrays; the text names the op and why."""
+    """A segment cannot run on padded arrays; the text says why.
+
+    Attributes:
+        op: The op and user line at fault, ``train.py:31/aten.mm``; empty where it is none's.
+    """
+
+    op = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,29 @@ class Size:
 def static(size: int) -> Size:
     """A size that does not vary."""
     return Size(0, (), size)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A number inside an op: always the same, a size, or one divided by a size.
+
+    Attributes:
+        constant: The number, where it is always the same.
+        size: The size.
+        inverted: It is one divided by the size.
+    """
+
+    constant: float | None = None
+    size: Size | None = None
+    inverted: bool = False
+
+    def holds(self, number: float, values: Sequence[int]) -> bool:
+        """Whether it is this number where the symbols have these values."""
+        if self.size is None:
+            return number == self.constant or (number != number and self.constant != self.constant)
+        n = self.size.value(values)
+        # A reciprocal is rounded to the dtype of the op.
+        return number == n if not self.inverted else abs(number * n - 1) < 3e-3
 
 
 class Fit:
@@ -111,6 +140,20 @@ class Fit:
             or _likelihood(len(size.symbols), size.scale, size.offset)[0] < 4
         ):
             return size
+        return None
+
+    def follow(self, seen: Sequence[float]) -> Known | None:
+        """What a number is that was ``seen`` in the recordings; None where it follows no size."""
+        if all(n == seen[0] or n != n for n in seen):
+            return Known(constant=seen[0])
+        for inverted in (False, True):
+            if not all(math.isfinite(n) and (n or not inverted) for n in seen):
+                continue
+            integers = [1 / n if inverted else n for n in seen]
+            if all(abs(n - round(n)) <= 1e-6 * abs(n) for n in integers):
+                size = self.derive([round(n) for n in integers])
+                if size is not None:
+                    return Known(size=size, inverted=inverted)
         return None
 
     def solve(self, integers: Sequence[int]) -> list[int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jax import lax
 from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, same_dims
@@ -17,32 +16,41 @@ _NEUTRAL = {"sum": lambda _: 0, "max": lowest, "min": highest}
 def reduce_window(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, *rest = operands
     kind = eqns[0].primitive.name.removeprefix("reduce_window").removeprefix("_")
+    params = eqns[0].params
     sizes = context.out(eqns)
     dims: list[Dim] = list(x.dims)
-    lengths: dict[int, int] = {}
+    paddings = [tuple(p) for p in params["padding"]]
     for axis in range(len(dims)):
-        if is_static(dims[axis]):
-            dims[axis] = (sizes[axis],)
-            continue
         if _untouched(eqns, axis):
             continue
-        params = eqns[0].params
-        if kind not in _NEUTRAL or params["window_strides"][axis] != 1:
-            raise Unpaddable("windows that step along a dim that varies")
-        if params["base_dilation"][axis] != 1 or any(
-            e.params["padding"][axis] != params["padding"][axis] for e in eqns
-        ):
+        if is_static(dims[axis]) and all(_along(e, axis) == _along(eqns[0], axis) for e in eqns):
+            dims[axis] = (sizes[axis],)
+            continue
+        if kind not in _NEUTRAL:
+            raise Unpaddable("windows of an unknown reduction along a dim that varies")
+        size, stride, low, _, base, dilation = _along(eqns[0], axis)
+        if any(_along(e, axis)[:3] != (size, stride, low) for e in eqns):
             raise Unpaddable("windows whose place depends on a size")
         x = context.space.as_prefix(x, axis)
         x = Padded(context.space.mask(x, [axis], _NEUTRAL[kind](x.array.dtype)), x.dims)
         dims[axis] = (sizes[axis],)
-        lengths[axis] = context.space.padded(sizes[axis])
-    (array,) = bind(eqns[0], [x.array, *(r.array for r in rest)])
-    for axis, length in lengths.items():
-        if array.shape[axis] < length:
-            raise Unpaddable("windows whose results outgrow their padding")
-        array = lax.slice_in_dim(array, 0, length, axis=axis)
-    return [Padded(array, tuple(dims))]
+        # What counts ends in what changes nothing, so that any length will do after it.
+        reach = (context.space.padded(sizes[axis]) - 1) * stride + (size - 1) * dilation + 1
+        paddings[axis] = (low, reach - low - ((x.array.shape[axis] - 1) * base + 1))
+    arrays = [x.array, *(r.array for r in rest)]
+    return [Padded(r, tuple(dims)) for r in bind(eqns[0], arrays, padding=tuple(paddings))]
+
+
+def _along(eqn: JaxprEqn, axis: int) -> tuple[int, ...]:
+    """Windows along a dim: size, stride, padding before and after, dilation of base and window."""
+    params, ones = eqn.params, [1] * (axis + 1)
+    return (
+        params["window_dimensions"][axis],
+        params["window_strides"][axis],
+        *params["padding"][axis],
+        (params.get("base_dilation") or ones)[axis],
+        (params.get("window_dilation") or ones)[axis],
+    )
 
 
 @rule("select_and_scatter_add")
@@ -75,10 +83,4 @@ def select_and_gather_add(
 
 def _untouched(eqns: list[JaxprEqn], axis: int) -> bool:
     """Whether each window along a dim is one element, in place."""
-    for e in eqns:
-        dilation = e.params.get("base_dilation") or [1] * (axis + 1)
-        if e.params["window_dimensions"][axis] != 1 or e.params["window_strides"][axis] != 1:
-            return False
-        if tuple(e.params["padding"][axis]) != (0, 0) or dilation[axis] != 1:
-            return False
-    return True
+    return all(_along(e, axis) == (1, 1, 0, 0, 1, 1) for e in eqns)
