@@ -25,7 +25,7 @@ nox.options.error_on_missing_interpreters = True
 ROOT = Path(__file__).parent
 PYTHON = "3.11"
 TORCH = "torch==2.13.0"
-PACKAGES = ("tpu-core", "tpu-eager")  # in the order of their dependencies
+PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile")  # in the order of their dependencies
 # Scripts; the rest is what they share.
 BENCHMARKS = ("import_time", "recording_cost", "overlap", "models")
 ENV = ROOT / ".nox" / "env"

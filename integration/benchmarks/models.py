@@ -30,6 +30,7 @@ _FORMS = {
     "jax3d": ("gpt", "rnn_dynamic", "accum"),
     "jax_nhwc": ("resnet18",),
     "background": ("accum",),
+    "compiled": ("mlp", "gpt", "resnet18"),
 }
 
 

@@ -56,11 +56,13 @@ def export(name: str, file: Path) -> None:
     np.savez(file, **arrays)
 
 
-def build(name: str, device: str) -> Job:
-    """The workload on a device."""
+def build(name: str, device: str, compiled: bool = False) -> Job:
+    """The workload on a device; ``compiled``: its model and loss by `torch.compile`."""
     model, data = materials(name)
     if model is not None:
         model.to(device)
+        if compiled:
+            model.loss = torch.compile(model.loss, fullgraph=True)
     if name == "accum":  # its batches are moved when they are used
         return Job(_accumulating(model, data, device))
     data = {k: v.to(device) for k, v in data.items()}

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
-PACKAGES = {"tpu_core", "tpu_eager"}
+PACKAGES = {"tpu_core", "tpu_eager", "tpu_compile"}
 
 
 def run(python: Path, code: str, **environment: str) -> str:
@@ -70,7 +70,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
     printed = run(
         clean_python,
         "from importlib.metadata import distribution\n"
-        "for name in ('tpu-core', 'tpu-eager'):\n"
+        "for name in ('tpu-core', 'tpu-eager', 'tpu-compile'):\n"
         "    d = distribution(name)\n"
         "    where = str(d.locate_file(''))\n"
         f"    assert {str(clean_python.parents[1])!r} in where, where\n"
@@ -82,6 +82,8 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "torch.backends tpu True",
         "tpu_core.modes debug False",
         "tpu_core.modes fused False",
+        "torch.backends tpu_compile True",
+        "torch_dynamo_backends tpu True",
     ]
     assert (clean_python.parent / "tpu").exists()
 

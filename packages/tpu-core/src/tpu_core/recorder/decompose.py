@@ -20,7 +20,8 @@ from tpu_core.recorder.variants import functional, overload_name
 
 
 @functools.cache
-def _table() -> dict[Any, Callable[..., Any]]:
+def table() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions of overloads that have no lowering."""
     from torch._decomp import decomposition_table
 
     return {
@@ -33,7 +34,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
 def decomposition_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The functional overload whose decomposition computes ``op``, or None."""
     target = functional(op)
-    return target if target is not None and target in _table() else None
+    return target if target is not None and target in table() else None
 
 
 class UndecomposedOp(LookupError):
@@ -77,7 +78,7 @@ def trace(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> GraphModule:
     with enable_python_dispatcher(), mode, torch.no_grad():
         graph = make_fx(
             torch.func.functionalize(call, remove="mutations_and_views"),
-            decomposition_table=_table(),
+            decomposition_table=table(),
             tracing_mode="real",
         )(*flat)
     graph.graph.eliminate_dead_code()

@@ -1,0 +1,82 @@
+"""Prepares Dynamo for the device when it is imported (entry point group ``torch.backends``).
+
+It runs inside ``import torch`` and imports nothing of Dynamo, which costs two seconds: a finder
+waits for some of its modules.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+
+def load() -> None:
+    """Have Dynamo find the device's interface and backend, now or when it is imported."""
+    missing = {}
+    for name, prepare in _PREPARED.items():
+        if name in sys.modules:
+            prepare(sys.modules[name])
+        else:
+            missing[name] = prepare
+    if missing:
+        sys.meta_path.insert(0, _Finder(missing))
+
+
+def _set_interface(module: ModuleType) -> None:
+    # `init_device_reg` registers the class under this name as the interface of "tpu"; one that was
+    # registered before would be overwritten by it.
+    from tpu_compile.interface import interface
+
+    module.TpuInterface = interface()  # type: ignore[attr-defined]
+
+
+def _set_default(module: ModuleType) -> None:
+    module.set_default_backend("tpu")
+
+
+def _skip_our_code(module: ModuleType) -> None:
+    # What runs below an op is no part of a user's graph.
+    for name in ("tpu_core", "tpu_eager", "tpu_compile", "jax"):
+        module.add(name)
+
+
+_PREPARED: dict[str, Callable[[ModuleType], None]] = {
+    "torch._dynamo.device_interface": _set_interface,
+    "torch._dynamo.backends.registry": _set_default,
+    "torch._dynamo.trace_rules": _skip_our_code,
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls a function on each of some modules once it has been executed."""
+
+    def __init__(self, prepared: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._prepared = prepared
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec that the other finders give, with a loader that calls the function."""
+        prepare = self._prepared.pop(name, None)
+        if not self._prepared and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if prepare is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, prepare)
+        return spec
+
+
+def _call_after(loader: importlib.abc.Loader, prepare: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        prepare(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]

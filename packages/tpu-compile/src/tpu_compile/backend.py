@@ -1,0 +1,60 @@
+"""The backend ``tpu`` of ``torch.compile``: graphs on the device are ours, others Inductor's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+
+def tpu(
+    model: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's; what ``torch.compile`` calls.
+
+    Args:
+        model: The graph.
+        example_inputs: Fake tensors and numbers.
+        mode, options: Of ``torch.compile``, for Inductor; a graph on ``tpu`` has no use for them.
+
+    Returns:
+        A function of the graph's inputs.
+    """
+    if not _is_ours(model, example_inputs):
+        inductor = torch._TorchCompileInductorWrapper(mode or "default", options, None)
+        compiled: Callable[..., Any] = inductor(model, example_inputs)
+        return compiled
+    from torch._dynamo.backends.common import aot_autograd
+
+    from tpu_compile.graphs import compile_graph, decompositions
+
+    with_autograd = aot_autograd(
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        inference_compiler=compile_graph,
+        decompositions=decompositions(),
+    )
+    function: Callable[..., Any] = with_autograd(model, example_inputs)
+    return function
+
+
+def _is_ours(model: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether a tensor of the graph is on the device: an input, or one that it makes."""
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor) and value.device.type == "tpu":
+            return True
+    for node in model.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and value.device.type == "tpu":
+            return True
+        if torch.device("tpu").type in {
+            d.type for d in node.kwargs.values() if isinstance(d, torch.device)
+        }:
+            return True
+    return False

@@ -1,0 +1,38 @@
+"""Symbolic sizes of a dynamic graph, and their values in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class Sizes:
+    """Value of each symbol.
+
+    Args:
+        pairs: Symbolic sizes with their values; a size that is no symbol binds nothing.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Any, int]]) -> None:
+        self.values = {
+            size.node.expr: value
+            for size, value in pairs
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol
+        }
+
+
+def concrete(value: Any, sizes: Sizes) -> Any:
+    """A number, or what a symbolic one comes to.
+
+    Example:
+        >>> concrete(x.shape[0] * 2, sizes)
+        14
+    """
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value
+    found = value.node.expr.xreplace(sizes.values)
+    if isinstance(value, torch.SymInt):
+        return int(found)
+    return bool(found) if isinstance(value, torch.SymBool) else float(found)

@@ -1,0 +1,203 @@
+"""`torch.compile` on the device gives what eager gives on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def counts(run: Callable[[], object]) -> tuple[int, int]:
+    """(compiles, executions) of a call and what it left to be run."""
+    torch.tpu.synchronize()
+    before = torch.tpu.metrics()
+    run()
+    torch.tpu.synchronize()
+    after = torch.tpu.metrics()
+    return int(after["compiles"] - before["compiles"]), int(
+        after["executions"] - before["executions"]
+    )
+
+
+def check(f: Callable[..., Any], *inputs: torch.Tensor, calls: int = 2, **options: Any) -> None:
+    """Compare results, inputs and gradients of eager on the CPU and compiled on the device."""
+    seen: list[list[torch.Tensor]] = []
+    for device in ("cpu", "tpu"):
+        own = copy.deepcopy(f).to(device) if isinstance(f, nn.Module) else f
+        xs = [x.detach().clone().to(device).requires_grad_(x.requires_grad) for x in inputs]
+        run = torch.compile(own, fullgraph=True, **options) if device == "tpu" else own
+        for _ in range(calls):
+            out = run(*xs)
+        results = [out] if isinstance(out, torch.Tensor) else list(out)
+        total = sum(r.float().sum() for r in results if r.is_floating_point())
+        if isinstance(total, torch.Tensor) and total.requires_grad:
+            total.backward()
+        found = [*results, *xs, *(x.grad for x in xs)]
+        if isinstance(own, nn.Module):
+            found += [*own.buffers(), *(p.grad for p in own.parameters())]
+        seen.append([t.detach().cpu() for t in found if t is not None])
+    for host, device_result in zip(*seen, strict=True):
+        torch.testing.assert_close(device_result, host, rtol=1e-4, atol=1e-5)
+
+
+def test_values_and_gradients() -> None:
+    w = torch.randn(4, 4, requires_grad=True)
+    check(lambda x, w: (torch.tanh(x @ w) * 2).sum(), torch.randn(4, 4), w)
+
+
+def test_inputs_that_are_written() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y[1:].mul_(x[1:])
+        return x * y
+
+    check(f, torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_buffers_of_batch_norm() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    check(model, torch.randn(2, 3, 6, 6))
+
+
+def test_a_transformer_layer() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    check(layer, torch.randn(2, 5, 16, requires_grad=True), calls=1)
+
+
+def test_views_of_inputs_share_their_memory() -> None:
+    f = torch.compile(lambda x: (x.t(), x.view(-1), x), fullgraph=True)
+    x = torch.randn(3, 4).to("tpu")
+    transposed, flat, same = f(x)
+    assert same is x
+    x.fill_(2)
+    assert transposed.tolist() == [[2] * 3] * 4
+    flat[0] = 7
+    assert x[0, 0].item() == 7
+    assert transposed.data_ptr() == x.data_ptr()
+
+
+def test_random_numbers_are_those_of_eager() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5) + torch.rand_like(x) + torch.randn(20, device=x.device)
+
+    x = torch.ones(20, device="tpu")
+    drawn = []
+    for run in (f, torch.compile(f, fullgraph=True)):
+        torch.manual_seed(7)
+        drawn.append([run(x).cpu() for _ in range(3)])
+        drawn[-1].append(torch.tpu.get_rng_state())
+    for eager, compiled in zip(*drawn, strict=True):
+        assert torch.equal(eager, compiled)
+
+
+def test_sizes_that_vary_share_a_few_programs() -> None:
+    f = torch.compile(
+        lambda x, w: torch.softmax(x @ w, -1).sum(0) * x.shape[0], dynamic=True, fullgraph=True
+    )
+    w = torch.randn(4, 6)
+    device_w = w.to("tpu")
+    sizes = (3, 5, 6, 7, 9, 11, 12, 15)
+    inputs = [torch.randn(n, 4) for n in sizes]
+
+    def run() -> None:
+        for x in inputs:
+            got = f(x.to("tpu"), device_w).cpu()
+            want = torch.softmax(x @ w, -1).sum(0) * x.shape[0]
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+    assert counts(run)[0] <= 4
+    assert counts(run)[0] == 0
+
+
+def test_a_graph_break_falls_into_eager() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        if y.sum() > 0:
+            return y * 2
+        return y - 1
+
+    compiled = torch.compile(f)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x.to("tpu")).cpu(), f(x))
+
+
+def test_a_training_step_ends_as_one_program() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1)).to("tpu")
+    optimizer = torch.optim.AdamW(model.parameters())
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.randn(4, 8).to("tpu")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        compiled(x).square().mean().backward()
+        optimizer.step()
+
+    with torch.tpu.set_eager_mode("fused"):
+        for _ in range(3):
+            step()
+        assert counts(step) == (0, 1)
+
+
+def test_a_compiled_optimizer() -> None:
+    def trained(device: str, compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        step = torch.compile(optimizer.step) if compiled else optimizer.step
+        for i in range(3):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(i), device=device)).square().sum().backward()
+            step()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    for got, want in zip(trained("tpu", True), trained("cpu", False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_inference_mode() -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    device_model = torch.compile(copy.deepcopy(model).to("tpu"), fullgraph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(device_model(x.to("tpu")).cpu(), model(x))
+
+
+def test_a_tensor_made_in_the_graph() -> None:
+    f = torch.compile(lambda: torch.arange(4, device="tpu") * 2, fullgraph=True)
+    assert f().tolist() == [0, 2, 4, 6]
+
+
+def test_a_tensor_on_the_cpu_among_the_inputs() -> None:
+    def f(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x * scale + 1
+
+    x, scale = torch.randn(3), torch.tensor(2.0)
+    compiled = torch.compile(f)
+    torch.testing.assert_close(compiled(x.to("tpu"), scale).cpu(), f(x, scale))
+
+
+def test_the_same_graph_in_another_process_has_the_same_key() -> None:
+    from tpu_compile.graphs import GRAPHS
+
+    f = lambda x: torch.sin(x) + 1  # noqa: E731
+    keys = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        GRAPHS.clear()
+        torch.compile(f)(torch.ones(3, device="tpu"))
+        keys.append(list(GRAPHS))
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 1
