@@ -221,21 +221,18 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
   cell->value = std::move(value);
 }
 
-// Two storages may share a value until one is written: a copy of a whole storage costs nothing.
+// Storages may share a value until one is written, unless that would change its dims ([1, n] to [n]).
 bool share_value(const at::Tensor& self, const at::Tensor& src) {
   if (self.device() != src.device() || self.scalar_type() != src.scalar_type() ||
-      self.sizes() != src.sizes() || self.strides() != src.strides() || !whole_storage(self) ||
-      !whole_storage(src))
-    return false;
+      self.sizes() != src.sizes() || self.strides() != src.strides()) return false;
+  if (!whole_storage(self) || !whole_storage(src)) return false;
   WithoutGil no_gil;
   Lock lock(g_mutex);
   auto& value = cell_of(src)->value;
-  if (!value || value->nbytes != self.storage().nbytes()) return false;
-  // A bias' gradient may be a sum of shape [1, n]. Its clone, as an optimizer keeps it, would have
-  // that shape until it is first written, and the loop one more program.
-  if (!value->layout.untyped && self.sizes() != at::IntArrayRef(value->layout.sizes)) return false;
-  cell_of(self)->value = value;
-  return true;
+  const bool fits = value && value->nbytes == self.storage().nbytes() &&
+      (value->layout.untyped || self.sizes() == at::IntArrayRef(value->layout.sizes));
+  if (fits) cell_of(self)->value = value;
+  return fits;
 }
 
 at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
