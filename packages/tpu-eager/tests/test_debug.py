@@ -341,3 +341,15 @@ def test_debug_mode_keeps_inputs_and_gives_the_same_results():
     x = torch.ones(4, device="tpu")
     y = x.add_(1).mul_(3)
     assert y is x and x.tolist() == [6.0] * 4
+
+
+def test_programs_that_fused_mode_made_for_padded_arrays():
+    def run(n: int) -> list[float]:
+        x = torch.arange(float(n)).to("tpu")
+        return (x.view(n, 1) * 2).tolist()
+
+    with torch.tpu.set_eager_mode("fused"):
+        for n in (21, 22, 23, 25):
+            run(n)
+    with override(debug_nans=True):
+        assert run(25) == [[2.0 * i] for i in range(25)]

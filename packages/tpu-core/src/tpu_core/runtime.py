@@ -169,7 +169,7 @@ def _inspect(
         from tpu_core.padding import arrays
 
         device = runtime().client.devices[exported["device"]]
-        inputs = [arrays.exact(a, device) for a in inputs]
+        inputs, outputs = ([arrays.exact(a, device) for a in s] for s in (inputs, outputs))
         inspect(Segment.from_export(exported), inputs, outputs)
 
 
