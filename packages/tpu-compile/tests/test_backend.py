@@ -201,3 +201,23 @@ def test_the_same_graph_in_another_process_has_the_same_key() -> None:
         keys.append(list(GRAPHS))
     assert keys[0] == keys[1]
     assert len(keys[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.t() @ x,
+        lambda x: x.view(2, 2, 6)[1].expand(3, 2, 6) + 1,
+        lambda x: x.split(2, 1)[1][:2] * x.chunk(2, 0)[0][:, 2:4],
+        lambda x: x.unfold(1, 2, 2).select(2, 0).permute(1, 0).squeeze().contiguous(),
+        lambda x: torch.diagonal(x, 1) + x.unsqueeze(0).transpose(1, 2)[0, 0, :4],
+        lambda x: torch.as_strided(x * 2, (2, 3), (1, 6), 1),
+    ],
+)
+def test_views_are_part_of_the_graph(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    from tpu_compile.graphs import GRAPHS
+
+    torch.tpu.synchronize()  # what is recorded still needs its graphs
+    GRAPHS.clear()
+    check(f, torch.randn(4, 6, requires_grad=True), calls=1)
+    assert len(GRAPHS) == 2  # forward and backward

@@ -24,7 +24,7 @@ from tpu_core import _C
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
 from tpu_core.lowering.random import derive_key
-from tpu_core.lowering.registry import REGISTRY, register
+from tpu_core.lowering.registry import REGISTRY, Lowering, register
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 
@@ -68,7 +68,21 @@ GRAPHS: dict[str, Graph] = {}
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of overloads that have no lowering."""
-    return decompose.table()
+    return {op: fn for op, fn in decompose.table().items() if lowering_of(op) is None}
+
+
+def lowering_of(op: Any) -> Lowering | None:
+    """The registry's entry for an overload of a graph; a view's is that of its copying form.
+
+    Example:
+        >>> lowering_of(torch.ops.aten.t.default).op
+        'aten.t_copy.default'
+    """
+    name = str(op)
+    if name in REGISTRY or not isinstance(op, torch._ops.OpOverload) or not op.is_view:
+        return REGISTRY.get(name)
+    namespace, packet, overload = name.split(".")
+    return REGISTRY.get(f"{namespace}.{packet}_copy.{overload}")
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -130,7 +144,9 @@ def _can_be_lowered(module: GraphModule) -> bool:
         if node.op == "call_function":
             op = node.target
             if isinstance(op, torch._ops.OpOverload):
-                if overload_name(op) not in REGISTRY and not _is_size(op):
+                if lowering_of(op) is None and not _is_size(op):
+                    return False
+                if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
                     return False
             elif op is not operator.getitem and not _is_arithmetic(value):
                 return False
@@ -138,6 +154,12 @@ def _can_be_lowered(module: GraphModule) -> bool:
         not isinstance(r, Node) or not _is_tensor(r) or r.meta["val"].device.type == "tpu"
         for r in _outputs(module)
     )
+
+
+def _is_plain(node: Any) -> bool:
+    """Whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
+    value = node.meta["val"]
+    return bool(value.is_contiguous() and value.storage_offset() == 0)
 
 
 def _is_size(op: Any) -> bool:
@@ -163,7 +185,7 @@ def _graph_of(module: GraphModule) -> Graph:
 
 
 def _is_random(target: Any) -> bool:
-    entry = REGISTRY.get(str(target))
+    entry = lowering_of(target)
     return entry is not None and entry.random
 
 
@@ -261,7 +283,7 @@ def evaluate(
 
 def _call(node: Node, values: Mapping[Node, Any], bindings: Sizes, words: Iterable[Any]) -> Any:
     op: Any = node.target
-    entry = REGISTRY.get(str(op))
+    entry = lowering_of(op)
     assert entry is not None
     schema = op._schema
 
