@@ -221,3 +221,10 @@ def test_views_are_part_of_the_graph(f: Callable[[torch.Tensor], torch.Tensor]) 
     GRAPHS.clear()
     check(f, torch.randn(4, 6, requires_grad=True), calls=1)
     assert len(GRAPHS) == 2  # forward and backward
+
+
+def test_a_compile_names_the_users_line() -> None:
+    from tpu_core.metrics import METRICS
+
+    torch.compile(lambda x: torch.sin(x) * 3, fullgraph=True)(torch.ones(37, device="tpu")).cpu()
+    assert "test_backend.py" in str(METRICS.compile_events()[-1].line)

@@ -27,6 +27,7 @@ from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.registry import REGISTRY, Lowering, register
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
+from tpu_core.runtime import hide_lines_of
 
 _NAME = "tpu_compile.graph.default"
 
@@ -218,6 +219,7 @@ def _key(module: GraphModule) -> str:
 @functools.cache
 def _define() -> None:
     """Define the op, what it returns, and its lowering."""
+    hide_lines_of(__file__)
     library = torch.library.Library("tpu_compile", "DEF")
     library.define("graph(Tensor[] inputs, int[] sizes, Scalar[] seeds, str key) -> Tensor[]")
     library.impl("graph", _meta, "Meta")

@@ -17,6 +17,8 @@ from tpu_core.errors import ForkedProcessError
 from tpu_core.host_copies import HOST_COPIES
 
 _lock = threading.RLock()
+# Folders of code whose lines are not the user's.
+_internal = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
 _state: Runtime | None = None
 _owner = 0
 
@@ -127,9 +129,7 @@ def _start() -> Runtime:
         lowerings=" ".join(entry.op for entry in REGISTRY),
     )
     _C.register_overloads(overloads)
-    _C.set_internal_prefixes(
-        tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
-    )
+    _C.set_internal_prefixes(tuple(_internal))
     _C.set_default_mode(modes.current().native())
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
@@ -149,6 +149,17 @@ def _keep_workers_quiet() -> None:
     warnings.filterwarnings(
         "ignore", r"os\.fork\(\) was called", RuntimeWarning, r"multiprocessing\.popen_fork"
     )
+
+
+def hide_lines_of(file: str) -> None:
+    """Never name a line of a package as the user's.
+
+    Args:
+        file: A file in the package's folder.
+    """
+    _internal.append(os.path.dirname(file) + os.sep)
+    if is_initialized():
+        _C.set_internal_prefixes(tuple(_internal))
 
 
 def runtime() -> Runtime:
