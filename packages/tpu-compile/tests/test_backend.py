@@ -189,10 +189,12 @@ def test_a_tensor_on_the_cpu_among_the_inputs() -> None:
     torch.testing.assert_close(compiled(x.to("tpu"), scale).cpu(), f(x, scale))
 
 
-def test_the_same_graph_in_another_process_has_the_same_key() -> None:
+def test_a_graph_that_is_traced_again_has_the_same_key() -> None:
     from tpu_compile.graphs import GRAPHS
 
-    f = lambda x: torch.sin(x) + 1  # noqa: E731
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + 1
+
     keys = []
     for _ in range(2):
         torch._dynamo.reset()

@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 
+import jax
 import pytest
 import torch
 
@@ -28,10 +29,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened = threading.Event()
     fetch = pjrt.fetch
 
-    def fetch_later(array: object) -> torch.Tensor:
+    def fetch_later(array: jax.Array) -> torch.Tensor:
         if threading.current_thread() is not threading.main_thread():
             assert opened.wait(60)
-        return fetch(array)  # type: ignore[arg-type]
+        return fetch(array)
 
     monkeypatch.setattr(pjrt, "fetch", fetch_later)
     yield opened

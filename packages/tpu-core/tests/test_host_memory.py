@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -27,7 +25,6 @@ _FAULTS = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="concerns glibc")
 def test_memory_is_kept_unless_told_otherwise() -> None:
     pages = (64 << 20) // 4096
     settings = {"TPU_EAGER_MODE": "strict", "TPU_PLATFORM": "cpu"}
@@ -52,7 +49,6 @@ _SCATTERED = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="concerns glibc")
 def test_free_memory_between_blocks_in_use_is_given_back() -> None:
     freed = int(clean(_SCATTERED).split()[0])
     assert freed > 100

@@ -22,7 +22,7 @@ from tpu_core.compiler.background import Background
 from tpu_core.config import override
 from tpu_core.errors import BackgroundCompileWarning, RecompilationError
 from tpu_core.lowering.registry import REGISTRY
-from tpu_core.metrics import METRICS
+from tpu_core.metrics import METRICS, CompileEvent
 from tpu_core.recorder.compute import LoweringCompute, _lowering_of_name
 from tpu_core.runtime import runtime
 from tpu_eager.fused import FUSED
@@ -61,7 +61,8 @@ def counts(run: Callable[[], object]) -> tuple[int, int]:
     before = torch.tpu.metrics()
     run()
     after = torch.tpu.metrics()
-    return tuple(int(after[k] - before[k]) for k in ("compiles", "pieces"))  # type: ignore[return-value]
+    compiles, pieces = (int(after[k] - before[k]) for k in ("compiles", "pieces"))
+    return compiles, pieces
 
 
 OPS = ("sin", "cos") * 20
@@ -279,13 +280,14 @@ def test_an_interruption_leaves_every_value_right(monkeypatch: pytest.MonkeyPatc
     x = y
     for i in range(80):
         x = (torch.tanh(x) if i == 40 else torch.sin(x)) + 0.5
-    compiled, interrupted = METRICS.compiled, []
+    compiled = METRICS.compiled
+    interrupted: list[CompileEvent] = []
 
-    def interrupt(event: object) -> None:
+    def interrupt(event: CompileEvent) -> None:
         if not interrupted:
             interrupted.append(event)
             raise KeyboardInterrupt
-        compiled(event)  # type: ignore[arg-type]
+        compiled(event)
 
     monkeypatch.setattr(METRICS, "compiled", interrupt)
     with pytest.raises(KeyboardInterrupt):

@@ -31,7 +31,7 @@ def _set_interface(module: ModuleType) -> None:
     # registered before would be overwritten by it.
     from tpu_compile.interface import interface
 
-    module.TpuInterface = interface()  # type: ignore[attr-defined]
+    vars(module)["TpuInterface"] = interface()
 
 
 def _set_default(module: ModuleType) -> None:
@@ -79,4 +79,5 @@ def _call_after(loader: importlib.abc.Loader, prepare: Callable[[ModuleType], No
         execute(module)
         prepare(module)
 
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+    # On this loader, which is of one module; its class serves all the others.
+    vars(loader)["exec_module"] = exec_module

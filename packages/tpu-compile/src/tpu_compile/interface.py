@@ -12,7 +12,7 @@ def interface() -> type[Any]:
     """The interface's class; made late, for its base is in Dynamo."""
     from torch._dynamo.device_interface import DeviceInterface
 
-    tpu: Any = torch.tpu  # type: ignore[attr-defined]
+    tpu: Any = vars(torch)["tpu"]  # registered when torch is imported: no stub has it
 
     class TpuInterface(DeviceInterface):
         """Device ``tpu``, as `torch.tpu` has it."""

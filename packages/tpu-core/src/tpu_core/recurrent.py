@@ -142,6 +142,8 @@ def _run(
     count = 4 if has_biases else 2
     if not _usual(kind, x, states, params, num_layers, directions, count, batch_first):
         arguments = (x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        # PyTorch's own path, a time step after the other. No public call picks a kernel of an
+        # overload by its key, and the stubs know only those.
         return op._op_dk(  # type: ignore[attr-defined]
             torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, batch_first
         )

@@ -7,7 +7,6 @@ worker, and takes over when it is there; what does not come again is never compi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import warnings
@@ -160,10 +159,12 @@ class Background:
 
     def _compiled(self, s: Segment, known: _Known, key: str, result: Result) -> None:
         METRICS.compiling(-1)
-        executable = None
+        executable, problem = None, result.error
         if result.payload is not None:
-            with contextlib.suppress(Exception):  # of another machine's making: compiled here then
+            try:
                 executable = self._finish(s, key, result)
+            except Exception as error:  # compiled here then, and raised where it belongs
+                problem = f"{type(error).__name__}: {error}"
         with self._lock:
             if executable is not None:
                 known.stage, known.ready = _Stage.READY, (key, executable)
@@ -179,7 +180,7 @@ class Background:
                 stacklevel=2,
             )
         elif executable is None:
-            logger.info("not compiled in the background: %s", result.error)
+            logger.info("not compiled in the background: %s", problem)
 
 
 def seconds_to_compile(nodes: Sequence[Node]) -> float:
