@@ -11,6 +11,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,11 +22,11 @@ from torch.utils._pytree import tree_flatten
 
 from tpu_compile.sizes import Sizes, concrete
 from tpu_core import _C
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
+from tpu_core.lowering.evaluate import to_jax
 from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.registry import REGISTRY, Lowering, register
 from tpu_core.recorder import decompose
+from tpu_core.recorder.compute import call_node
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
@@ -190,10 +191,16 @@ def _is_random(target: Any) -> bool:
     return entry is not None and entry.random
 
 
+@functools.cache
+def _sources() -> bytes:
+    # Programs stay in the cache folder: they must not outlive a change of this package.
+    return b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))
+
+
 def _key(module: GraphModule) -> str:
-    """Hash of nodes, arguments, geometry and constants."""
+    """Hash of nodes, arguments, geometry and constants, and of what evaluates them."""
     number = {node: i for i, node in enumerate(module.graph.nodes)}
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_sources())
 
     def text(value: Any) -> str:
         if isinstance(value, Node):
@@ -287,33 +294,8 @@ def _call(node: Node, values: Mapping[Node, Any], bindings: Sizes, words: Iterab
     op: Any = node.target
     entry = lowering_of(op)
     assert entry is not None
-    schema = op._schema
-
-    def resolve(value: Any) -> Any:
-        if isinstance(value, Node):
-            return values[value]
-        if isinstance(value, (list, tuple)):
-            return [resolve(v) for v in value]
-        return value
-
-    names = [a.name for a in schema.arguments]
-    args = tuple(resolve(a) for n, a in zip(names, node.args) if n not in DROPPED_ARGUMENTS)
-    kwargs = {k: resolve(v) for k, v in node.kwargs.items() if k not in DROPPED_ARGUMENTS}
-    meta = node.meta["val"]
-    several = len(schema.returns) > 1
-    out = tuple(_aval(m, bindings) for m in (meta if several else (meta,)))
     key = None
     if entry.random:
         stream = iter(words)
         key = derive_key(*(jnp.asarray(next(stream)).astype(jnp.uint32) for _ in range(4)))
-    result = call_lowering(entry, args, kwargs, out, key)
-    return result if several else result[0]
-
-
-def _aval(meta: Any, bindings: Sizes) -> Any:
-    if isinstance(meta, (list, tuple)):
-        return [_aval(m, bindings) for m in meta]
-    if isinstance(meta, torch.Tensor):
-        shape = tuple(concrete(n, bindings) for n in meta.shape)
-        return jax.ShapeDtypeStruct(shape, to_numpy_dtype(meta.dtype))
-    return None
+    return call_node(node, entry, values, key, lambda n: concrete(n, bindings))

@@ -6,7 +6,7 @@ Both kinds can be pickled, so that another process may lower what this one recor
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,27 +134,41 @@ def run_graph(graph: GraphModule, tensors: Sequence[jax.Array], key: Any = None)
             entry = REGISTRY.get(str(node.target))
             if entry is None:
                 raise LookupError(f"{node.target} has no lowering.")
-            args = torch.fx.node.map_arg(node.args, values.__getitem__)
-            kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-            names = [a.name for a in node.target._schema.arguments]
-            args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
-            kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
-            meta = node.meta["val"]
-            out = tuple(
-                _avals(m)
-                for m in (
-                    meta
-                    if isinstance(meta, (tuple, list)) and len(node.target._schema.returns) > 1
-                    else (meta,)
-                )
-            )
             own_key = None
             if entry.random:
                 own_key = fold_in(key, draws)
                 draws += 1
-            result = call_lowering(entry, args, kwargs, out, own_key)
-            values[node] = result if len(node.target._schema.returns) > 1 else result[0]
+            values[node] = call_node(node, entry, values, own_key)
     raise ValueError("The graph has no output.")
+
+
+def call_node(
+    node: torch.fx.Node,
+    entry: Lowering,
+    values: Mapping[torch.fx.Node, Any],
+    key: Any = None,
+    size: Callable[[Any], int] = int,
+) -> Any:
+    """The value of one node of an FX graph.
+
+    Args:
+        node: Calls a functional overload.
+        entry: The overload's lowering.
+        values: Values of the nodes before.
+        key: Of a random op.
+        size: What a size in the node's metadata comes to.
+    """
+    op: Any = node.target
+    args = torch.fx.node.map_arg(node.args, values.__getitem__)
+    kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+    names = [a.name for a in op._schema.arguments]
+    args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
+    kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+    meta = node.meta["val"]
+    several = len(op._schema.returns) > 1
+    out = tuple(_avals(m, size) for m in (meta if several else (meta,)))
+    result = call_lowering(entry, args, kwargs, out, key)
+    return result if several else result[0]
 
 
 def _thaw(value: Any) -> Any:
@@ -162,11 +176,11 @@ def _thaw(value: Any) -> Any:
     return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _avals(meta: Any) -> Any:
+def _avals(meta: Any, size: Callable[[Any], int]) -> Any:
     from tpu_core.lowering.dtypes import to_numpy_dtype
 
     if isinstance(meta, (list, tuple)):
-        return [_avals(m) for m in meta]
+        return [_avals(m, size) for m in meta]
     if isinstance(meta, torch.Tensor):
-        return jax.ShapeDtypeStruct(tuple(meta.shape), to_numpy_dtype(meta.dtype))
+        return jax.ShapeDtypeStruct(tuple(map(size, meta.shape)), to_numpy_dtype(meta.dtype))
     return None
