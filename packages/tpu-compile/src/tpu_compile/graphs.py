@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile.sizes import Sizes, concrete
+from tpu_compile.sizes import Symbols
+from tpu_compile.steps import Caller, Step, evaluate, is_number, is_tensor, lowering_of, steps_of
 from tpu_core import _C
-from tpu_core.lowering.evaluate import to_jax
+from tpu_core.lowering.evaluate import call_lowering, to_jax
 from tpu_core.lowering.random import derive_key
-from tpu_core.lowering.registry import REGISTRY, Lowering, register
+from tpu_core.lowering.registry import Lowering, register
+from tpu_core.padding.outline import divided
 from tpu_core.recorder import decompose
-from tpu_core.recorder.compute import call_node
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
@@ -39,28 +40,31 @@ class Graph:
 
     Attributes:
         key: Hash of what it computes, the same in every process.
-        module: The graph.
+        steps: What it computes.
+        symbols: The sizes that it leaves open.
         tensors: Positions of its tensor inputs.
         sizes: Positions of its inputs that are sizes.
-        results: For each output the node, a number, or None.
+        results: For each output a `Made`, or a number, a term or None.
         draws: Number of ops that draw random numbers.
     """
 
     key: str
-    module: GraphModule
+    steps: list[Step]
+    symbols: Symbols
     tensors: list[int]
     sizes: list[int]
     results: list[Any]
     draws: int
 
-    def inputs(self) -> list[Node]:
-        """The placeholders."""
-        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
-    def bindings(self, sizes: Sequence[int]) -> Sizes:
-        """Value of each symbol in the graph's sizes."""
-        placeholders = self.inputs()
-        return Sizes((placeholders[i].meta["val"], n) for i, n in zip(self.sizes, sizes))
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor among the results: of a step, with shape and strides in numbers and terms."""
+
+    step: int
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    dtype: torch.dtype
 
 
 # Graphs by key; a recorded program refers to its graph by the key alone.
@@ -71,20 +75,6 @@ GRAPHS: dict[str, Graph] = {}
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of overloads that have no lowering."""
     return {op: fn for op, fn in decompose.table().items() if lowering_of(op) is None}
-
-
-def lowering_of(op: Any) -> Lowering | None:
-    """The registry's entry for an overload of a graph; a view's is that of its copying form.
-
-    Example:
-        >>> lowering_of(torch.ops.aten.t.default).op
-        'aten.t_copy.default'
-    """
-    name = str(op)
-    if name in REGISTRY or not isinstance(op, torch._ops.OpOverload) or not op.is_view:
-        return REGISTRY.get(name)
-    namespace, packet, overload = name.split(".")
-    return REGISTRY.get(f"{namespace}.{packet}_copy.{overload}")
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -100,8 +90,11 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
         # Each of its ops is recorded, and falls back where it has to, as in eager.
         function: Callable[..., Any] = make_boxed_func(torch.fx.Interpreter(module).run)
         return function
-    _define()
     graph = _graph_of(module)
+    if graph is None:
+        function = make_boxed_func(torch.fx.Interpreter(module).run)
+        return function
+    _define()
     GRAPHS[graph.key] = graph
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
     return boxed
@@ -110,28 +103,17 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 def _run(graph: Graph, *args: Any) -> list[Any]:
     # A graph that makes all its tensors is sent to the device by one that it does not read.
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
-    sizes = [int(args[i]) for i in graph.sizes]
+    numbers = [int(args[i]) for i in graph.sizes]
     seeds = [word for _ in range(graph.draws) for word in _words(tensors[0].device)]
-    made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
-    bindings = graph.bindings(sizes)
-    return [
-        next(made) if isinstance(r, Node) and _is_tensor(r) else concrete(_value(r), bindings)
-        for r in graph.results
-    ]
+    made = iter(torch.ops.tpu_compile.graph(tensors, numbers, seeds, graph.key))
+    sizes = graph.symbols.bind(numbers, [t.shape for t in tensors])
+    return [next(made) if isinstance(r, Made) else sizes.value(r) for r in graph.results]
 
 
 def _words(device: torch.device) -> tuple[int, ...]:
     seed, offset = _C.next_seed(_C.default_generator(device.index))
     mask = 0xFFFFFFFF
     return seed & mask, seed >> 32, offset & mask, offset >> 32
-
-
-def _value(result: Any) -> Any:
-    return result.meta["val"] if isinstance(result, Node) else result
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _can_be_lowered(module: GraphModule) -> bool:
@@ -150,10 +132,10 @@ def _can_be_lowered(module: GraphModule) -> bool:
                     return False
                 if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
                     return False
-            elif op is not operator.getitem and not _is_arithmetic(value):
+            elif op is not operator.getitem and not is_number(value):
                 return False
     return all(
-        not isinstance(r, Node) or not _is_tensor(r) or r.meta["val"].device.type == "tpu"
+        not isinstance(r, Node) or not is_tensor(r) or r.meta["val"].device.type == "tpu"
         for r in _outputs(module)
     )
 
@@ -168,22 +150,40 @@ def _is_size(op: Any) -> bool:
     return overload_name(op).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride"))
 
 
-def _is_arithmetic(value: Any) -> bool:
-    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
 def _outputs(module: GraphModule) -> list[Any]:
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     return list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
 
 
-def _graph_of(module: GraphModule) -> Graph:
+def _graph_of(module: GraphModule) -> Graph | None:
+    """The graph, or None where a size in it follows from no input."""
     nodes = list(module.graph.nodes)
-    inputs = [n for n in nodes if n.op == "placeholder"]
-    tensors = [i for i, n in enumerate(inputs) if _is_tensor(n)]
-    sizes = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), (int, torch.SymInt))]
+    inputs = [n.meta.get("val") for n in nodes if n.op == "placeholder"]
+    tensors = [i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
+    sizes = [i for i, v in enumerate(inputs) if isinstance(v, (int, torch.SymInt))]
+    symbols = Symbols([inputs[i] for i in sizes], [inputs[i] for i in tensors])
+    if not all(symbols.known(t) for n in nodes for t in _terms(n, symbols)):
+        return None
+    number = {node: i for i, node in enumerate(nodes)}
+    results = []
+    for r in _outputs(module):
+        value = r.meta["val"] if isinstance(r, Node) else r
+        if isinstance(value, torch.Tensor):
+            shape, strides = (tuple(map(symbols.term, n)) for n in (value.shape, value.stride()))
+            results.append(Made(number[r], shape, strides, value.dtype))
+        else:
+            results.append(symbols.term(value))
     draws = sum(n.op == "call_function" and _is_random(n.target) for n in nodes)
-    return Graph(_key(module), module, tensors, sizes, _outputs(module), draws)
+    key = _key(module, symbols)
+    return Graph(key, steps_of(module, symbols), symbols, tensors, sizes, results, draws)
+
+
+def _terms(node: Node, symbols: Symbols) -> Iterator[Any]:
+    for value in tree_flatten(node.meta.get("val"))[0]:
+        if isinstance(value, torch.Tensor):
+            yield from map(symbols.term, (*value.shape, *value.stride()))
+        else:
+            yield symbols.term(value)
 
 
 def _is_random(target: Any) -> bool:
@@ -197,7 +197,7 @@ def _sources() -> bytes:
     return b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))
 
 
-def _key(module: GraphModule) -> str:
+def _key(module: GraphModule, symbols: Symbols) -> str:
     """Hash of nodes, arguments, geometry and constants, and of what evaluates them."""
     number = {node: i for i, node in enumerate(module.graph.nodes)}
     digest = hashlib.sha256(_sources())
@@ -208,8 +208,9 @@ def _key(module: GraphModule) -> str:
         if isinstance(value, (list, tuple)):
             return f"[{','.join(map(text, value))}]"
         if isinstance(value, torch.Tensor):
-            return f"{value.dtype}{list(value.shape)}{list(value.stride())}{value.device.type}"
-        return f"{type(value).__name__}:{value}"
+            shape, strides = (text(tuple(n)) for n in (value.shape, value.stride()))
+            return f"{value.dtype}{shape}{strides}{value.device.type}"
+        return f"{type(value).__name__}:{symbols.term(value)}"
 
     for node in module.graph.nodes:
         parts = [node.op, str(node.target) if node.op == "call_function" else ""]
@@ -241,61 +242,39 @@ def _meta(
     inputs: list[torch.Tensor], sizes: list[int], seeds: list[Any], key: str
 ) -> list[torch.Tensor]:
     graph = GRAPHS[key]
-    bindings = graph.bindings(sizes)
-    made = []
-    for result in graph.results:
-        if isinstance(result, Node) and _is_tensor(result):
-            like = result.meta["val"]
-            shape = [concrete(n, bindings) for n in like.shape]
-            strides = [concrete(n, bindings) for n in like.stride()]
-            made.append(torch.empty_strided(shape, strides, dtype=like.dtype, device="meta"))
-    return made
+    bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
+    return [
+        torch.empty_strided(bound.all(r.shape), bound.all(r.strides), dtype=r.dtype, device="meta")
+        for r in graph.results
+        if isinstance(r, Made)
+    ]
 
 
 def _lower(
     inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any], key: str
-) -> list[jax.Array]:
+) -> list[Any]:
     graph = GRAPHS[key]
-    values = evaluate(graph, inputs, sizes, seeds)
-    return [values[r] for r in graph.results if isinstance(r, Node) and _is_tensor(r)]
+    bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
+    outlined = divided()
+    if outlined is None:
+        values = evaluate(graph.steps, inputs, sizes, bound, _caller(iter(seeds)))
+        return [values[r.step] for r in graph.results if isinstance(r, Made)]
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+    values = evaluate(graph.steps, avals, sizes, bound, outlined)
+    made = [values[r.step] for r in graph.results if isinstance(r, Made)]
+    return [jnp.zeros(x.shape, x.dtype) for x in made]
 
 
-def evaluate(
-    graph: Graph, inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any]
-) -> Mapping[Node, Any]:
-    """The value of each node, on JAX values.
+def _caller(words: Iterator[Any]) -> Caller:
+    """Calls lowerings; a random op takes the next four words of seeds."""
 
-    Args:
-        graph: The graph.
-        inputs, sizes: Its inputs, apart.
-        seeds: Four words a random op, in the graph's order.
-    """
-    bindings = graph.bindings(sizes)
-    values: dict[Node, Any] = {}
-    arrays, numbers, words = iter(inputs), iter(sizes), iter(seeds)
-    for node in graph.module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(arrays) if _is_tensor(node) else next(numbers, None)
-        elif node.op == "get_attr":
-            values[node] = to_jax(getattr(graph.module, node.target))
-        elif node.op == "output":
-            break
-        elif _is_arithmetic(node.meta.get("val")):
-            values[node] = concrete(node.meta["val"], bindings)
-        elif node.target is operator.getitem:
-            source, index = node.args
-            values[node] = values[source][index]
-        else:
-            values[node] = _call(node, values, bindings, words)
-    return values
+    def call(
+        entry: Lowering, args: tuple[Any, ...], kwargs: dict[str, Any], out: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        key = None
+        if entry.random:
+            key = derive_key(*(jnp.asarray(next(words)).astype(jnp.uint32) for _ in range(4)))
+        result: tuple[Any, ...] = call_lowering(entry, args, kwargs, out, key)
+        return result
 
-
-def _call(node: Node, values: Mapping[Node, Any], bindings: Sizes, words: Iterable[Any]) -> Any:
-    op: Any = node.target
-    entry = lowering_of(op)
-    assert entry is not None
-    key = None
-    if entry.random:
-        stream = iter(words)
-        key = derive_key(*(jnp.asarray(next(stream)).astype(jnp.uint32) for _ in range(4)))
-    return call_node(node, entry, values, key, lambda n: concrete(n, bindings))
+    return call
