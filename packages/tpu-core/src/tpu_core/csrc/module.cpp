@@ -1,5 +1,6 @@
 // The Python module `tpu_core._C`.
 #include "call.h"
+#include "defined_ops.h"
 #include "device.h"
 #include "lines.h"
 #include "memory.h"
@@ -42,28 +43,22 @@ void in_child() {
   if (g_initialized) g_bad_fork = true;
 }
 
-// Registers the recorder on an overload; the library object keeps the registration alive.
-torch::Library& library() {
-  static auto* lib = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  return *lib;
-}
-torch::Library& tpu_library() {
-  static auto* lib = new torch::Library(
-      torch::Library::IMPL, "tpu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  return *lib;
-}
-
+// Registers the recorder on overloads (``ns::op.overload``); the library objects keep it there.
 void register_overloads(const std::vector<std::string>& names) {
+  static auto& libraries = *new std::unordered_map<std::string, std::unique_ptr<torch::Library>>();
   for (const auto& name : names) {
-    const bool own = name.rfind("tpu::", 0) == 0;
+    const auto colons = name.find("::");
+    auto& library = libraries[name.substr(0, colons)];
+    if (!library)
+      library = std::make_unique<torch::Library>(
+          torch::Library::IMPL, name.substr(0, colons), c10::DispatchKey::PrivateUse1, __FILE__,
+          __LINE__);
     const auto op = c10::Dispatcher::singleton().findOp(torch::jit::parseName(name));
-    (own ? tpu_library() : library())
-        .impl(
-            name.c_str() + (own ? 5 : 6),
-            op && op->hasSchema()
-                ? kernel_of(*op)
-                : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Recorder>()));
+    library->impl(
+        name.c_str() + colons + 2,
+        op && op->hasSchema()
+            ? kernel_of(*op)
+            : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Recorder>()));
   }
 }
 
@@ -206,6 +201,9 @@ PYBIND11_MODULE(_C, m) {
   pthread_atfork(before_fork, after_fork, in_child);
   m.def("register_device", &register_device);
   m.def("register_overloads", &register_overloads);
+  m.def("register_differentiable", &register_differentiable);
+  m.def("register_not_differentiable", &register_not_differentiable);
+  m.def("op_caller", &op_caller);
   m.def("set_callbacks", &set_callbacks);
   m.def("set_internal_prefixes", [](py::tuple t) { set_internal_prefixes(t.ptr()); });
   m.def("is_initialized", &is_initialized);

@@ -115,6 +115,13 @@ std::unique_ptr<Signature> miss(
   s->plan = answer[1];
   s->kind = static_cast<Signature::Kind>(answer[0].cast<int>());
   if (s->kind != Signature::Kind::Record) return s;
+  if (const auto identity = answer[5].cast<std::string>(); !identity.empty()) {
+    // What the op computes follows from more than its name and arguments.
+    Hasher h;
+    h.add(s->hash);
+    h.add_bytes(identity);
+    s->hash = h.digest();
+  }
   for (auto meta : answer[2]) {
     if (meta.is_none()) s->fresh.emplace_back(std::nullopt);
     else s->fresh.emplace_back(layout_of(meta));

@@ -47,6 +47,7 @@ class Lowering:
         wants_out: Whether ``fn`` takes ``out``.
         location: ``file:line`` of the registration, for error messages and the docs.
         wants_contiguous: Whether ``fn`` takes ``contiguous``.
+        identity: See `register`.
     """
 
     op: str
@@ -57,6 +58,7 @@ class Lowering:
     wants_out: bool
     location: str
     wants_contiguous: bool = False
+    identity: Callable[..., str] | None = None
 
 
 class Registry:
@@ -97,6 +99,7 @@ def register(
     static: tuple[str, ...] = (),
     random: bool = False,
     location: str | None = None,
+    identity: Callable[..., str] | None = None,
 ) -> None:
     """Register ``fn`` as the lowering of the functional overload ``op`` (``"aten.add.Tensor"``).
 
@@ -106,6 +109,9 @@ def register(
         static: Number arguments that must be Python values.
         random: Whether the op draws random numbers; ``fn`` is then called with ``key=``.
         location: ``file:line`` shown in errors and docs; the definition of ``fn`` unless given.
+        identity: For an op whose name and arguments do not say what it computes: a text, the same
+            in every process, that becomes part of the keys of its programs. It is called with the
+            overload's arguments, `jax.ShapeDtypeStruct` in place of tensors, once for a signature.
 
     Raises:
         ValueError: The overload already has a lowering, or its name lacks namespace or overload.
@@ -126,6 +132,7 @@ def register(
             "out" in parameters,
             where,
             "contiguous" in parameters,
+            identity,
         )
     )
 

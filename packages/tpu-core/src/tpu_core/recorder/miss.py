@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
 from tpu_core.lowering.precision import precision_name
+from tpu_core.lowering.registry import Lowering
 from tpu_core.lowering.views import Access
 from tpu_core.recorder import compute, data_dependent, decompose, fallback, plan
 from tpu_core.recorder.meta import MetaTensors, is_random, run_meta
@@ -109,7 +110,8 @@ def miss(
     """Answer the extension about a signature it has not seen.
 
     Returns:
-        (kind, plan or handler, geometry of each new output, lengths of list returns, int returns).
+        (kind, plan or handler, geometry of each new output, lengths of list returns, int returns,
+        identity): the identity is hashed where the op and its arguments do not say what it computes.
     """
     entry = lowering_of(op)
     if (dynamic := data_dependent.needs_python(op, args)) is not None:
@@ -189,7 +191,19 @@ def miss(
         random,
         precision_name(),
     )
-    return RECORD, node, fresh, lists, constants
+    return RECORD, node, fresh, lists, constants, _identity(entry, args)
+
+
+def _identity(entry: Lowering | None, args: tuple[Any, ...]) -> str:
+    if entry is None or entry.identity is None:
+        return ""
+    return entry.identity(*(_aval(a) if _holds_tensors(a) else a for a in args))
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, torch.Tensor)
 
 
 def _meta(x: Any) -> Any:

@@ -1,0 +1,234 @@
+"""Between a function's own arguments and results and those of its op's schema."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from tpu_core.errors import JaxFunctionError
+from tpu_kernels import values as static_values
+from tpu_kernels.flat_op import Argument
+from tpu_kernels.signature import Parameter, signature_of
+
+_NONE = inspect.Parameter.empty
+# The schema's argument for structures of pytrees and for values that have no type there.
+_SPEC = Argument("spec", "str")
+
+
+class Binding:
+    """How a function is called with the values of a schema.
+
+    Args:
+        name: Of the op.
+        fn: The JAX function.
+        static: Names of static parameters.
+
+    Attributes:
+        arguments: Of the schema.
+        returns: Types of the schema's results.
+        is_direct: Whether the schema's arguments and results are the function's own.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], static: Sequence[str]) -> None:
+        self.name, self.fn = name, fn
+        self._signature = signature_of(name, fn, static)
+        self._parameters = self._signature.parameters
+        self._has_spec = any(p.kind in ("tree", "object") for p in self._parameters)
+        given = [p for p in self._parameters if p.kind != "object"]
+        defaults = [_default(p) for p in given]
+        # A schema has its defaults at the end, as functions have but for keyword-only parameters.
+        required = [i for i, d in enumerate(defaults) if not d]
+        in_order = not required or not any(defaults[: required[-1]])
+        self.arguments = [
+            Argument(p.name, p.type, d if in_order and not self._has_spec else "")
+            for p, d in zip(given, defaults)
+        ] + ([_SPEC] if self._has_spec else [])
+        count = self._signature.returns
+        self.returns = ["Tensor[]"] if count is None else ["Tensor"] * count
+        self.is_direct = (
+            in_order
+            and not self._has_spec
+            and count is not None
+            and not (count == 1 and self._signature.is_tuple)
+        )
+        self._python = inspect.signature(fn)
+        self._trees: dict[Any, Any] = {}  # of results that are pytrees
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The schema's values for a call of the function."""
+        try:
+            bound = self._python.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+        bound.apply_defaults()
+        found: list[Any] = []
+        spec: list[Any] = []
+        for p in self._parameters:
+            value = bound.arguments[p.name]
+            if p.kind == "tree":
+                leaves, tree = jax.tree_util.tree_flatten(value)
+                self._check_leaves(p, leaves)
+                found.append(leaves)
+                spec.append(tree)
+            elif p.kind == "object":
+                spec.append(value)
+            else:
+                found.append(value)
+        return [*found, static_values.token_of(tuple(spec))] if self._has_spec else found
+
+    def _check_leaves(self, p: Parameter, leaves: Sequence[Any]) -> None:
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                raise TypeError(
+                    f"{self.name}(): the pytree '{p.name}' holds {type(leaf).__name__} ({leaf!r}) "
+                    "among its tensors. Make it a tensor, or a static argument of its own."
+                )
+
+    def structured(self, values: Sequence[Any], results: Any) -> Any:
+        """The function's result for that of the op."""
+        if self._signature.returns is None:
+            tree = self._trees[self._tree_key(values)]
+            return jax.tree_util.tree_unflatten(tree, results)
+        single = self._signature.returns == 1 and self._signature.is_tuple
+        return (results,) if single else results
+
+    def _tree_key(self, values: Sequence[Any]) -> Any:
+        return tuple(
+            (type(v), v) if a.type in ("int", "float", "bool", "str") else v is None
+            for a, v in zip(self.arguments, values)
+        )
+
+    # --- called while an op is traced ------------------------------------------------------------
+
+    def call(self, *values: Any) -> Sequence[Any]:
+        """The function of the schema's values: one value, or list of values, a return."""
+        args, kwargs = self._own(values)
+        return self._flat(values, self.fn(*args, **kwargs))
+
+    def reference(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A PyTorch function with the function's parameters, as one of the schema's values."""
+
+        def run(*values: Any, **keywords: Any) -> Any:
+            filled = [*values, *(keywords[a.name] for a in self.arguments[len(values) :])]
+            args, kwargs = self._own(filled)
+            results = self._flat(filled, fn(*args, **kwargs))
+            return results[0] if len(results) == 1 else tuple(results)
+
+        return run
+
+    def gradients_of(self, backward: Callable[..., Any]) -> Callable[..., list[Any]]:
+        """The user's gradient as a function of flat gradients and the schema's values.
+
+        It gives one gradient, or None, for each tensor of the arguments, lists flattened.
+        """
+
+        def run(grads: Sequence[Any], *values: Any) -> list[Any]:
+            args, kwargs = self._own(values)
+            like = jax.eval_shape(lambda: self.fn(*args, **kwargs))
+            leaves, tree = jax.tree_util.tree_flatten(like)
+            filled = [jnp.zeros(o.shape, o.dtype) if g is None else g for g, o in zip(grads, leaves)]
+            found = backward(jax.tree_util.tree_unflatten(tree, filled), *args, **kwargs)
+            found = found if isinstance(found, (tuple, list)) else (found,)
+            return self._flat_gradients(values, found)
+
+        return run
+
+    def _flat_gradients(self, values: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+        arrays = [p for p in self._parameters if p.kind in ("array", "optional", "tree")]
+        if len(found) == len(self._parameters):
+            found = [g for p, g in zip(self._parameters, found) if p in arrays]
+        if len(found) != len(arrays):
+            raise JaxFunctionError(
+                f"The gradient of {self.name} returns {len(found)} values for the arguments "
+                f"{[p.name for p in arrays]}.",
+                remedy="Return a tuple with a gradient for each of them, None for none.",
+            )
+        given = dict(zip((a.name for a in self.arguments), values))
+        flat: list[Any] = []
+        for p, gradient in zip(arrays, found):
+            if p.kind != "tree":
+                flat.append(gradient)
+            elif gradient is None:
+                flat.extend([None] * len(given[p.name]))
+            else:
+                flat.extend(jax.tree_util.tree_leaves(gradient, is_leaf=lambda x: x is None))
+        return flat
+
+    def _own(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        spec = iter(static_values.value_of(values[-1]) if self._has_spec else ())
+        given = iter(values)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for p in self._parameters:
+            if p.kind == "object":
+                value = next(spec)
+            elif p.kind == "tree":
+                value = jax.tree_util.tree_unflatten(next(spec), next(given))
+            else:
+                value = next(given)
+            if p.how is inspect.Parameter.VAR_POSITIONAL:
+                args.extend(value)
+            elif p.how is inspect.Parameter.KEYWORD_ONLY:
+                kwargs[p.name] = value
+            else:
+                args.append(value)
+        return args, kwargs
+
+    def _flat(self, values: Sequence[Any], result: Any) -> Sequence[Any]:
+        count = self._signature.returns
+        if count is None:
+            leaves, tree = jax.tree_util.tree_flatten(result)
+            if self._trees.setdefault(self._tree_key(values), tree) != tree:
+                raise self._wrong(
+                    f"a pytree {tree} for these shapes, and another one for others",
+                    "The structure of a result may depend on static arguments alone.",
+                )
+        else:
+            leaves = list(result) if self._signature.is_tuple and _is_tuple(result) else [result]
+            expected = "one array" if count == 1 else f"a tuple of {count} arrays"
+            if len(leaves) != count or any(not _is_value(x) for x in leaves):
+                raise self._wrong(
+                    f"{_described(result)}; its annotation says {expected}",
+                    "Annotate what it returns: '-> tuple[jax.Array, jax.Array]', or '-> Any' for a "
+                    "pytree.",
+                )
+        for leaf in leaves:
+            if not _is_value(leaf):
+                raise self._wrong(
+                    f"a {type(leaf).__name__} ({leaf!r}) among its arrays", "Return arrays alone."
+                )
+        return [leaves] if count is None else leaves
+
+    def _wrong(self, what: str, remedy: str) -> JaxFunctionError:
+        return JaxFunctionError(f"The JAX function of {self.name} returns {what}.", remedy=remedy)
+
+
+def _default(p: Parameter) -> str:
+    """The parameter's default as a schema has it, or ""."""
+    if p.default is _NONE or p.how is inspect.Parameter.VAR_POSITIONAL:
+        return ""
+    if p.kind == "optional":
+        return "None"
+    if p.kind != "static":
+        return ""
+    return f'"{p.default}"' if isinstance(p.default, str) else repr(p.default)
+
+
+def _is_tuple(result: Any) -> bool:
+    return isinstance(result, (tuple, list))
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex, torch.Tensor))
+
+
+def _described(result: Any) -> str:
+    if _is_tuple(result):
+        return f"a {type(result).__name__} of {len(result)}"
+    return "None" if result is None else f"a {type(result).__name__}"

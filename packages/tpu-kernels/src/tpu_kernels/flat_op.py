@@ -1,0 +1,392 @@
+"""A PyTorch op over JAX values, and the ops of its gradient and of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from tpu_core import _C, runtime
+from tpu_core.errors import JaxFunctionError, UnsupportedOpError
+from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
+from tpu_core.lowering.registry import register
+from tpu_kernels import sizes
+from tpu_kernels.tracing import Traced, is_wide, trace
+
+_TENSORS = ("Tensor", "Tensor?", "Tensor[]", "Tensor?[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of the schema; ``default`` is its text, "" without one."""
+
+    name: str
+    type: str
+    default: str = ""
+
+
+def flatten(arguments: Sequence[Argument], values: Sequence[Any]) -> list[Any]:
+    """The values of the tensor arguments, lists flattened, absent ones as None."""
+    flat: list[Any] = []
+    for argument, value in zip(arguments, values):
+        if argument.type in _TENSORS:
+            flat.extend(value if argument.type.endswith("[]") else [value])
+    return flat
+
+
+def unflatten(arguments: Sequence[Argument], values: Sequence[Any], flat: Iterable[Any]) -> list[Any]:
+    """The values with others in place of the tensors that `flatten` gives."""
+    stream = iter(flat)
+
+    def replaced(argument: Argument, value: Any) -> Any:
+        if argument.type not in _TENSORS:
+            return value
+        return [next(stream) for _ in value] if argument.type.endswith("[]") else next(stream)
+
+    return [replaced(a, v) for a, v in zip(arguments, values)]
+
+
+class FlatOp:
+    """An op ``ns::name`` whose arguments are tensors, lists of tensors, numbers and texts.
+
+    Args:
+        name: ``"namespace::name"``.
+        arguments: Of the schema, in order.
+        returns: ``"Tensor"`` or ``"Tensor[]"`` for each result.
+        fn: Called with the arguments, JAX arrays in place of tensors; gives one value a return.
+        differentiable: Whether gradients flow; if not, results require none.
+        backward: See `Backward`; `jax.vjp` unless given.
+        origin: The user's function, for messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[Argument],
+        returns: Sequence[str],
+        fn: Callable[..., Sequence[Any]],
+        *,
+        differentiable: bool = True,
+        backward: Callable[..., Sequence[Any]] | None = None,
+        origin: Callable[..., Any] | None = None,
+    ) -> None:
+        self.name, self.arguments, self.returns, self.fn = name, arguments, returns, fn
+        self.origin = origin
+        self._traced: dict[Any, tuple[Traced, list[int]]] = {}
+        self._backward = backward
+        self.namespace, self.short = name.split("::")
+        self.library = torch.library.Library(self.namespace, "FRAGMENT")
+        self.library.define(self.schema())
+        packet = getattr(getattr(torch.ops, self.namespace), self.short)
+        self.overload: torch._ops.OpOverload = packet.default
+        torch.library.register_fake(name, self._meta, lib=self.library)
+        self.library.impl(self.short, self._batched, "FuncTorchBatched", with_keyset=True)
+        static = tuple(a.name for a in arguments if a.type not in _TENSORS)
+        register(
+            f"{self.namespace}.{self.short}.default",
+            self._lower,
+            static=static,
+            location=_location(origin or fn),
+            identity=self._identity,
+        )
+        _C.register_overloads([name])
+        if differentiable:
+            _C.register_differentiable(name, self._define_backward)
+        else:
+            _C.register_not_differentiable(name)
+
+    def schema(
+        self,
+        name: str | None = None,
+        arguments: Sequence[Argument] | None = None,
+        returns: Sequence[str] | None = None,
+    ) -> str:
+        """``"name(Tensor x, int n) -> Tensor"``: its own, or that of others in their place."""
+        arguments = self.arguments if arguments is None else arguments
+        returns = self.returns if returns is None else returns
+        parts = (f"{a.type} {a.name}" + (f"={a.default}" if a.default else "") for a in arguments)
+        results = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+        return f"{name or self.short}({', '.join(parts)}) -> {results}"
+
+    # --- tracing ---------------------------------------------------------------------------------
+
+    def traced(self, values: Sequence[Any]) -> tuple[Traced, list[int]]:
+        """The traced function for arguments of these shapes, and lengths of its list results.
+
+        Args:
+            values: The schema's arguments, with anything that has shape and dtype for tensors.
+        """
+        flat = flatten(self.arguments, values)
+        given = [x for x in flat if x is not None]
+        avals = [jax.ShapeDtypeStruct(tuple(x.shape), np.dtype(x.dtype)) for x in given]
+        wide = is_wide(avals)
+        rest = unflatten(self.arguments, values, (None if x is None else "" for x in flat))
+        key = (tuple((a.shape, a.dtype) for a in avals), _frozen(rest), wide)
+        found = self._traced.get(key)
+        if found is None:
+            lengths: list[int] = []
+
+            def flat_fn(*arrays: Any) -> list[Any]:
+                lengths.clear()
+                return self._flat_results(self._call(values, flat, arrays), lengths)
+
+            traced = trace(self.name, flat_fn, avals, wide, self.origin)
+            found = self._traced[key] = traced, lengths
+        return found
+
+    def _call(self, values: Sequence[Any], flat: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        stream = iter(arrays)
+        filled = [None if x is None else next(stream) for x in flat]
+        return self.fn(*unflatten(self.arguments, values, filled))
+
+    def _flat_results(self, results: Sequence[Any], lengths: list[int]) -> list[Any]:
+        flat: list[Any] = []
+        for kind, value in zip(self.returns, results):
+            items = list(value) if kind == "Tensor[]" else [value]
+            if kind == "Tensor[]":
+                lengths.append(len(items))
+            flat.extend(items)
+        return flat
+
+    def _structured(self, flat: Iterable[Any], lengths: Sequence[int]) -> Any:
+        stream, sizes_ = iter(flat), iter(lengths)
+        found = tuple(
+            [next(stream) for _ in range(next(sizes_))] if kind == "Tensor[]" else next(stream)
+            for kind in self.returns
+        )
+        return found[0] if len(found) == 1 else found
+
+    # --- what the registry and the dispatcher call -----------------------------------------------
+
+    def _lower(self, *values: Any, **keywords: Any) -> Any:
+        values = self.positional(values, keywords)
+        traced, lengths = self.traced(values)
+        arrays = [x for x in flatten(self.arguments, values) if x is not None]
+        results = self._structured(traced.call(*arrays), lengths)
+        return (results,) if isinstance(results, list) else results
+
+    def _identity(self, *values: Any) -> str:
+        return self.traced(values)[0].digest
+
+    def positional(self, values: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments in the schema's order."""
+        return (*values, *(keywords[a.name] for a in self.arguments[len(values) :]))
+
+    def _meta(self, *values: Any, **keywords: Any) -> Any:
+        values = self.positional(values, keywords)
+        tensors = [t for t in flatten(self.arguments, values) if t is not None]
+        device = tensors[0].device
+        for t in tensors:
+            to_numpy_dtype(t.dtype)
+        if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+            out, lengths = self._symbolic(values, tensors)
+        else:
+            twins = (_aval(t) for t in flatten(self.arguments, values))
+            traced, lengths = self.traced(unflatten(self.arguments, values, twins))
+            out = [(o.shape, o.dtype) for o in traced.out]
+        made = [torch.empty(shape, dtype=_torch_dtype(self, d), device=device) for shape, d in out]
+        return self._structured(made, lengths)
+
+    def _symbolic(
+        self, values: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[Any], list[int]]:
+        """Shapes of the results for symbolic sizes; numbers where the function asks for them."""
+        lengths: list[int] = []
+        scope = sizes.Scope(tensors)
+        flat = flatten(self.arguments, values)
+        wide = is_wide([_Typed(t) for t in tensors])
+
+        def flat_fn(*arrays: Any) -> list[Any]:
+            lengths.clear()
+            return self._flat_results(self._call(values, flat, arrays), lengths)
+
+        avals = [
+            jax.ShapeDtypeStruct(shape, to_numpy_dtype(t.dtype))
+            for shape, t in zip(scope.shapes, tensors)
+        ]
+        found = sizes.evaluate(self.name, flat_fn, avals, wide)
+        if found is None:
+            twins = (_aval(t, int) for t in flat)
+            traced, lengths = self.traced(unflatten(self.arguments, values, twins))
+            return [(o.shape, o.dtype) for o in traced.out], lengths
+        return [(scope.torch_shape(o.shape), o.dtype) for o in found], lengths
+
+    def on_cpu(self, reference: Callable[..., Any] | None) -> None:
+        """Have CPU tensors computed by a PyTorch function of the schema's arguments, or refused."""
+        if reference is None:
+            self.library.impl(self.short, self._refuse_cpu, "CPU")
+        else:
+            for key in ("CPU", "AutogradCPU"):
+                self.library.impl(self.short, reference, key)
+
+    def _refuse_cpu(self, *_: Any, **__: Any) -> Any:
+        raise UnsupportedOpError(
+            f"{self.name} computes by JAX on device 'tpu', and its tensors are on the CPU.",
+            remedy='Move them (x.to("tpu")), or give jax_op a PyTorch function for the CPU: cpu=f.',
+        )
+
+    def autocast(self, dtype: torch.dtype) -> None:
+        """Cast floating-point tensors to ``dtype`` where autocast is on."""
+
+        def cast(keys: Any, *values: Any, **keywords: Any) -> Any:
+            filled = self.positional(values, keywords)
+            flat = (_lower_precision(t, dtype) for t in flatten(self.arguments, filled))
+            below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+            with torch._C._ExcludeDispatchKeyGuard(below):
+                return self.overload(*unflatten(self.arguments, filled, flat))
+
+        self.library.impl(self.short, cast, "AutocastPrivateUse1", with_keyset=True)
+
+    # --- the ops of its gradient and of its batches ----------------------------------------------
+
+    def _define_backward(self) -> None:
+        arguments = (Argument("grads", "Tensor?[]"), *self.arguments, Argument("wanted", "int[]"))
+        FlatOp(
+            f"{self.name}_backward",
+            [Argument(a.name, a.type) for a in arguments],
+            ["Tensor[]"],
+            self._gradients,
+            origin=self.origin,
+        ).on_cpu(None)
+
+    def _gradients(self, grads: Sequence[Any], *rest: Any) -> tuple[list[Any]]:
+        """The gradients of the flat tensor arguments at the positions ``rest[-1]``."""
+        *values, wanted = rest
+        flat = flatten(self.arguments, values)
+        if self._backward is not None:
+            found = self._backward(grads, *values)
+            return ([_or_zeros(found[i], flat[i]) for i in wanted],)
+
+        def results(*chosen: Any) -> list[Any]:
+            filled = list(flat)
+            for i, x in zip(wanted, chosen):
+                filled[i] = x
+            out = self._flat_results(self.fn(*unflatten(self.arguments, values, filled)), [])
+            return [jnp.asarray(r) for r in out]
+
+        out = jax.eval_shape(results, *(flat[i] for i in wanted))
+        smooth = [i for i, o in enumerate(out) if jnp.issubdtype(o.dtype, jnp.inexact)]
+        _, pull_back = jax.vjp(lambda *c: [results(*c)[i] for i in smooth], *(flat[i] for i in wanted))
+        given = [
+            jnp.zeros(out[i].shape, out[i].dtype)
+            if grads[i] is None
+            else _conjugate(jnp.asarray(grads[i]).astype(out[i].dtype))
+            for i in smooth
+        ]
+        return ([_conjugate(g) for g in pull_back(given)],)
+
+    def _batched(self, keys: Any, *values: Any, **keywords: Any) -> Any:
+        from torch._functorch.autograd_function import custom_function_call_vmap_helper
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+        def rule(info: Any, in_dims: Any, *values: Any) -> Any:
+            dims = flatten(self.arguments, _dims_like(self.arguments, values, in_dims))
+            flat = [-1 if d is None else d for d in dims]
+            results = self._vmap_op()(*values, flat, int(info.batch_size))
+            return results, jax.tree.map(lambda _: 0, results)
+
+        return custom_function_call_vmap_helper(
+            retrieve_current_functorch_interpreter(),
+            rule,
+            self.overload,
+            *self.positional(values, keywords),
+        )
+
+    def _vmap_op(self) -> torch._ops.OpOverload:
+        if getattr(self, "_vmapped", None) is None:
+            arguments = (
+                *self.arguments,
+                Argument("batch_dims", "int[]"),
+                Argument("batch_size", "int"),
+            )
+            op = FlatOp(
+                f"{self.name}_vmap",
+                [Argument(a.name, a.type) for a in arguments],
+                self.returns,
+                self._batch,
+                origin=self.origin,
+            )
+            op.on_cpu(None)
+            self._vmapped: torch._ops.OpOverload | None = op.overload
+        assert self._vmapped is not None
+        return self._vmapped
+
+    def _batch(self, *rest: Any) -> Any:
+        *values, dims, size = rest
+        flat = flatten(self.arguments, values)
+        present = [i for i, x in enumerate(flat) if x is not None]
+
+        def one(*arrays: Any) -> Any:
+            filled = dict(zip(present, arrays))
+            flat_one = [filled.get(i) for i in range(len(flat))]
+            return tuple(self.fn(*unflatten(self.arguments, values, flat_one)))
+
+        axes = tuple(None if dims[i] < 0 else dims[i] for i in present)
+        return jax.vmap(one, in_axes=axes, axis_size=size)(*(flat[i] for i in present))
+
+
+class _Typed:
+    """The dtype of a tensor under numpy's name."""
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.dtype = to_numpy_dtype(t.dtype)
+
+
+def _aval(t: torch.Tensor | None, size: Callable[[Any], int] = int) -> Any:
+    if t is None:
+        return None
+    return jax.ShapeDtypeStruct(tuple(map(size, t.shape)), to_numpy_dtype(t.dtype))
+
+
+def _torch_dtype(op: FlatOp, dtype: Any) -> torch.dtype:
+    found = TO_TORCH.get(np.dtype(dtype)) if isinstance(dtype, np.dtype) else None
+    if found is None:
+        raise JaxFunctionError(
+            f"The JAX function of {op.name} returns an array of dtype {dtype}, which PyTorch does "
+            "not have.",
+            remedy="Convert it in the function; of a random key return jax.random.key_data(key).",
+        )
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return type(value), value
+
+
+def _conjugate(x: Any) -> Any:
+    """JAX's gradient of a complex value is the conjugate of PyTorch's."""
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x
+
+
+def _or_zeros(gradient: Any, like: Any) -> Any:
+    return jnp.zeros(like.shape, like.dtype) if gradient is None else gradient
+
+
+def _lower_precision(t: Any, dtype: torch.dtype) -> Any:
+    castable = t is not None and t.is_floating_point() and t.dtype != torch.float64
+    return t.to(dtype) if castable else t
+
+
+def _dims_like(
+    arguments: Sequence[Argument], values: Sequence[Any], in_dims: Sequence[Any]
+) -> Iterator[Any]:
+    for argument, value, dims in zip(arguments, values, in_dims):
+        if argument.type.endswith("[]") and argument.type in _TENSORS and dims is None:
+            yield [None] * len(value)
+        else:
+            yield dims
+
+
+def _location(fn: Callable[..., Any]) -> str:
+    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else type(fn).__name__
+
+
+runtime.hide_lines_of(__file__)

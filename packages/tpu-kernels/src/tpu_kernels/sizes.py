@@ -1,0 +1,83 @@
+"""Symbolic sizes of PyTorch as those of JAX and back, for shapes under ``dynamic=True``."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+from jax import export
+from jax.extend.core import InconclusiveDimensionOperation
+
+from tpu_kernels.tracing import complaint, narrow
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.BitXor: operator.pow,
+}
+_CALLS: dict[str, Callable[..., Any]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": torch.sym_max,
+    "min": torch.sym_min,
+}
+
+
+class Scope:
+    """The sizes of some tensors; a symbolic one is a dimension variable of JAX.
+
+    Sizes that PyTorch knows to be equal are one variable, and so are those that are computed from
+    others: a shape then names what the function's result is made of, and nothing more.
+
+    Attributes:
+        shapes: For each tensor, its shape for JAX.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._names: dict[Any, str] = {}
+        self._values: dict[str, Any] = {}
+        texts = [[self._text(n) for n in t.shape] for t in tensors]
+        scope = export.SymbolicScope()
+        self.shapes = [export.symbolic_shape(f"({', '.join(s)},)" if s else "()", scope=scope) for s in texts]
+
+    def _text(self, size: Any) -> str:
+        if not isinstance(size, torch.SymInt):
+            return str(size)
+        expression = size.node.expr
+        name = self._names.setdefault(expression, f"d{len(self._names)}")
+        self._values.setdefault(name, size)
+        return name
+
+    def torch_shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """A shape of JAX with PyTorch's sizes in it."""
+        return tuple(n if isinstance(n, int) else self._size(str(n)) for n in shape)
+
+    def _size(self, text: str) -> Any:
+        def value(node: ast.expr) -> Any:
+            if isinstance(node, ast.BinOp):
+                return _BINARY[type(node.op)](value(node.left), value(node.right))
+            if isinstance(node, ast.UnaryOp):
+                return -value(node.operand)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                return _CALLS[node.func.id](*map(value, node.args))
+            return self._values[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+        return value(ast.parse(text, mode="eval").body)
+
+
+def evaluate(
+    name: str, fn: Callable[..., list[Any]], avals: Sequence[Any], wide: bool
+) -> list[Any] | None:
+    """Shapes and dtypes of the results, or None where the function has to know a size."""
+    with jax.enable_x64(wide):
+        try:
+            return list(jax.eval_shape(fn, *(narrow(a, wide) for a in avals)))
+        except (InconclusiveDimensionOperation, jax.errors.ConcretizationTypeError):
+            return None
+        except Exception as error:
+            raise complaint(name, avals, error) from error

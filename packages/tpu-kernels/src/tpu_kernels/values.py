@@ -1,0 +1,72 @@
+"""Python values and pytree structures as texts in an op's schema, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_values: dict[str, Any] = {}
+
+
+def token_of(value: Any) -> str:
+    """A text for a hashable value, by which `value_of` finds it.
+
+    It is the same in every process where the value's contents are: programs are found again in
+    the cache. Values of one text that are not equal get texts of their own.
+    """
+    key = _typed(value)
+    try:
+        known = _tokens.get(key)
+    except TypeError as error:
+        raise TypeError(
+            f"a static argument must be hashable, and {type(value).__name__} is not: {value!r}. "
+            "Annotate it as a pytree if it holds arrays, or make it a tuple."
+        ) from error
+    if known is not None:
+        return known
+    base = token = hashlib.sha256(_contents(value).encode()).hexdigest()[:16]
+    count = 1
+    while token in _values:
+        count += 1
+        token = f"{base}#{count}"
+    _values[token] = value
+    _tokens[key] = token
+    return token
+
+
+def _typed(value: Any) -> Any:
+    """The value with its types: 1, 1.0 and True are equal."""
+    items = tuple(map(_typed, value)) if isinstance(value, tuple) else value
+    return type(value), items
+
+
+_tokens: dict[Any, str] = {}
+
+
+def value_of(token: str) -> Any:
+    """The value that `token_of` gave the text for."""
+    return _values[token]
+
+
+def _contents(value: Any) -> str:
+    if isinstance(value, (tuple, frozenset)):
+        items = list(map(_contents, value))
+        items = sorted(items) if isinstance(value, frozenset) else items
+        return f"{type(value).__qualname__}({','.join(items)})"
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (f"{f.name}={_contents(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({','.join(fields)})"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    if isinstance(value, (np.dtype, jax.tree_util.PyTreeDef)):
+        return str(value)
+    return f"{type(value).__qualname__}:{_ADDRESS.sub('', repr(value))}"
