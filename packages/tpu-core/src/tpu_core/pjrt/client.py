@@ -317,7 +317,10 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
 
+    from tpu_core.pjrt.products import fold_transposes
+
     module = lowered.compiler_ir("stablehlo")
+    fold_transposes(module)
     if aliases:
         with module.context:
             (main,) = (op for op in module.body if op.sym_name.value == "main")
