@@ -11,6 +11,11 @@ from collections.abc import Mapping
 
 import torch
 
+from tpu_core.errors_aot import DataDependentError as DataDependentError
+from tpu_core.errors_aot import LibtpuMissingError as LibtpuMissingError
+from tpu_core.errors_aot import MeshError as MeshError
+from tpu_core.errors_aot import TopologyCompilationError as TopologyCompilationError
+from tpu_core.errors_aot import UnknownTopologyError as UnknownTopologyError
 from tpu_core.errors_base import Documented as Documented
 from tpu_core.errors_base import TpuError as TpuError
 from tpu_core.errors_base import TpuWarning as TpuWarning

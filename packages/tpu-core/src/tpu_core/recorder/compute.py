@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -107,10 +108,25 @@ def flatten(results: tuple[Any, ...]) -> list[Any]:
     return flat
 
 
-def run_graph(graph: GraphModule, tensors: Sequence[jax.Array], key: Any = None) -> list[Any]:
+def _entry_of_name(target: Any) -> Lowering | None:
+    return REGISTRY.get(str(target))
+
+
+def run_graph(
+    graph: GraphModule,
+    tensors: Sequence[jax.Array],
+    key: Any = None,
+    entry_of: Callable[[Any], Lowering | None] = _entry_of_name,
+    scope: Callable[[torch.fx.Node], AbstractContextManager[Any]] = nullcontext,
+) -> list[Any]:
     """Evaluate an FX graph of functional overloads on JAX values.
 
-    Each random overload gets a key of its own, derived from ``key``.
+    Args:
+        graph: The graph.
+        tensors: Its inputs.
+        key: Each random overload gets a key of its own, derived from this one.
+        entry_of: The lowering of an overload.
+        scope: Entered around the lowering of each node.
     """
     from tpu_core.lowering.random import fold_in
 
@@ -131,14 +147,15 @@ def run_graph(graph: GraphModule, tensors: Sequence[jax.Array], key: Any = None)
             source, index = node.args
             values[node] = values[source][index]
         else:
-            entry = REGISTRY.get(str(node.target))
+            entry = entry_of(node.target)
             if entry is None:
                 raise LookupError(f"{node.target} has no lowering.")
             own_key = None
             if entry.random:
                 own_key = fold_in(key, draws)
                 draws += 1
-            values[node] = call_node(node, entry, values, own_key)
+            with scope(node):
+                values[node] = call_node(node, entry, values, own_key)
     raise ValueError("The graph has no output.")
 
 

@@ -1,0 +1,48 @@
+"""A traced program as StableHLO with Shardy annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from tpu_compile.aot.annotations import over, scope
+from tpu_compile.aot.capture import Captured
+from tpu_compile.aot.sharding import Spec
+from tpu_compile.graphs import lowering_of
+from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.pjrt.topologies import located_bytes
+from tpu_core.recorder.compute import run_graph
+
+
+def lower(captured: Captured, mesh: Mapping[str, int]) -> bytes:
+    """StableHLO bytecode of a program; its last input is the random seed.
+
+    Args:
+        captured: The program.
+        mesh: Size of each axis.
+    """
+    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
+
+    def sharding(spec: Spec) -> NamedSharding:
+        return NamedSharding(abstract, PartitionSpec(*spec))
+
+    avals = [
+        jax.ShapeDtypeStruct(leaf.shape, to_numpy_dtype(leaf.dtype), sharding=sharding(leaf.spec))
+        for leaf in captured.inputs
+    ]
+    avals.append(jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding(())))
+    results: list[Any] = [None] * len(captured.outputs)
+    for place, result in captured.aliases.items():
+        results[result] = sharding(captured.inputs[place].spec)
+
+    def main(*arrays: jax.Array) -> list[jax.Array]:
+        return run_graph(captured.graph, arrays[:-1], arrays[-1], entry_of=lowering_of, scope=scope)
+
+    with over(abstract), jax.enable_x64(True):
+        function = jax.jit(main, keep_unused=True, out_shardings=results)
+        lowered = function.trace(*avals).lower(lowering_platforms=("tpu",))
+    return located_bytes(lowered, captured.aliases)

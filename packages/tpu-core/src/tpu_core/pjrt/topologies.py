@@ -1,0 +1,137 @@
+"""Compiling for TPUs that are not there, through libtpu and jaxlib's private API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+from jax.experimental import mesh_utils, topologies
+
+# Needed by libtpu where there is no TPU: no question to a metadata server, no lock of the one TPU
+# of the machine; the other two keep its log short.
+ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What libtpu made of a program, for one device.
+
+    Attributes:
+        text: The optimized, scheduled HLO.
+        memory: Sizes in bytes: ``argument``, ``output``, ``alias``, ``temp``, ``generated_code``
+            and ``peak``.
+        cost: XLA's cost analysis; what is in a loop is counted once.
+        buffers: Its ``BufferAssignmentProto``.
+        executable: Machine code.
+        platform_version: Of libtpu.
+    """
+
+    text: str
+    memory: dict[str, int]
+    cost: dict[str, float]
+    buffers: bytes
+    executable: bytes
+    platform_version: str
+
+
+def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) -> Compiled:
+    """Compile StableHLO with Shardy annotations. Needs `ENVIRONMENT`; may end the process.
+
+    Args:
+        module: Bytecode.
+        topology: As libtpu names it, ``"v5e:2x2"``.
+        mesh: Size of each axis; they multiply to the number of devices.
+
+    Raises:
+        RuntimeError: libtpu's message.
+    """
+    shape = topology.partition(":")[2].split("x")
+    # A slice of less than a host has to say so.
+    single = {"chips_per_host_bounds": [1, 1, 1]} if set(shape) == {"1"} else {}
+    description = topologies.get_topology_desc(platform="tpu", topology_name=topology, **single)
+    devices = description.devices
+    client = devices[0].client
+    executable = client.compile(
+        _parse(module),
+        executable_devices=xla_client.DeviceList(tuple(devices)),
+        compile_options=_options(devices, tuple(mesh.values())),
+    )
+    stats = executable.get_compiled_memory_stats()
+    names = ("argument", "output", "alias", "temp", "generated_code")
+    memory = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
+    memory["peak"] = int(stats.peak_memory_in_bytes)
+    cost = {k: float(v) for k, v in dict(executable.cost_analysis()).items()}
+    return Compiled(
+        executable.hlo_modules()[0].to_string(),
+        memory,
+        cost,
+        bytes(stats.serialized_buffer_assignment_proto),
+        bytes(executable.serialize()),
+        client.platform_version,
+    )
+
+
+def _parse(module: bytes) -> Any:
+    with mlir.make_ir_context():
+        return ir.Module.parse(module)
+
+
+def _options(devices: Any, shape: tuple[int, ...]) -> Any:
+    options = xla_client.CompileOptions()
+    count = math.prod(shape)
+    try:
+        # Axes that communicate much lie along the links.
+        assigned = mesh_utils.create_device_mesh(shape, devices).reshape(1, -1)
+    except (NotImplementedError, ValueError):
+        assigned = np.array(devices).reshape(1, -1)  # an axis that fits no product of dimensions
+    ids = np.vectorize(lambda device: device.id, otypes=[np.int64])(assigned)
+    options.num_replicas, options.num_partitions = 1, count
+    build = options.executable_build_options
+    build.num_replicas, build.num_partitions = 1, count
+    build.use_spmd_partitioning = count > 1
+    build.use_shardy_partitioner = True
+    build.device_assignment = xla_client.DeviceAssignment.create(ids)
+    return options
+
+
+def located_bytes(lowered: Any, aliases: Mapping[int, int]) -> bytes:
+    """StableHLO bytecode of a lowered jax function, with the names of its scopes.
+
+    Args:
+        lowered: From ``jax.jit(...).trace(...).lower(...)``.
+        aliases: For arguments whose memory an output takes, the output.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        (main,) = (
+            op
+            for op in module.body
+            if getattr(op, "sym_name", None) and op.sym_name.value == "main"
+        )
+        attributes = list(main.arg_attrs)
+        for argument, output in aliases.items():
+            own = {a.name: a.attr for a in attributes[argument]}
+            own["tf.aliasing_output"] = mlir.i32_attr(output)
+            attributes[argument] = ir.DictAttr.get(own)
+        main.arg_attrs = ir.ArrayAttr.get(attributes)
+    return mlir.module_to_bytecode(module)
+
+
+def load_executable(data: bytes, devices: Any, mesh: Mapping[str, int]) -> Any:
+    """An executable of `compile_for_topology` on real devices. Untested on hardware."""
+    options = _options(devices, tuple(mesh.values()))
+    return devices[0].client.deserialize_executable(
+        data, xla_client.DeviceList(tuple(devices)), options
+    )
