@@ -48,30 +48,30 @@ class Reduction:
         factor = f" {self.factor:g}" if self.name == "PREMUL_SUM" else ""
         return self.name.lower() + factor
 
-    def check(self, element: str) -> None:
-        """Raise where the op is not defined for an element type.
+    def all_reduce(self, p: Program, x: Value) -> Value:
+        """The reduction over all replicas.
 
         Raises:
-            ValueError: As said.
+            ValueError: The op is not defined for the element type.
         """
-        floating = element.startswith(("f", "bf", "complex"))
-        if _OPS[self.name] in _BITWISE and floating:
-            raise ValueError(f"ReduceOp.{self.name} takes integers or bools, not {element}.")
-
-    def all_reduce(self, p: Program, x: Value) -> Value:
-        """The reduction over all replicas."""
-        op = _OPS[self.name]
+        op = self._op(x)
         if op in _BITWISE and not (x.element == "i1" and op != "xor"):
             # XLA reduces across devices by arithmetic ops only.
             return p.reduce_rows(p.all_gather(x), op)
         return self._finish(p, p.all_reduce(self._prepare(p, x), op))
 
     def reduce_scatter(self, p: Program, x: Value) -> Value:
-        """Row ``i`` of the reduction on replica ``i``."""
-        op = _OPS[self.name]
+        """Row ``i`` of the reduction on replica ``i``; errors as of `all_reduce`."""
+        op = self._op(x)
         if op in _BITWISE:
             return p.reduce_rows(p.all_to_all(x), op)
         return self._finish(p, p.reduce_scatter(self._prepare(p, x), op))
+
+    def _op(self, x: Value) -> str:
+        op = _OPS[self.name]
+        if op in _BITWISE and x.element.startswith(("f", "bf", "complex")):
+            raise ValueError(f"ReduceOp.{self.name} takes integers or bools, not {x.element}.")
+        return op
 
     def _prepare(self, p: Program, x: Value) -> Value:
         if self.name != "PREMUL_SUM":
