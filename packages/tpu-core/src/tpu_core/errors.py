@@ -20,6 +20,10 @@ from tpu_core.errors_base import Documented as Documented
 from tpu_core.errors_base import TpuError as TpuError
 from tpu_core.errors_base import TpuWarning as TpuWarning
 from tpu_core.errors_base import format_bytes as format_bytes
+from tpu_core.errors_distributed import CollectiveMismatchError as CollectiveMismatchError
+from tpu_core.errors_distributed import CollectiveTimeoutError as CollectiveTimeoutError
+from tpu_core.errors_distributed import PeerLostError as PeerLostError
+from tpu_core.errors_distributed import ProcessGroupError as ProcessGroupError
 from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.xla_status import map_xla_error as map_xla_error
 

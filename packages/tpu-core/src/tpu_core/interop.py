@@ -57,7 +57,9 @@ def from_jax(array: Any, device: Any = None) -> torch.Tensor:
     if device is not None:
         index = torch.device(device).index or 0
     else:
-        index = devices.index(held) if held in devices else _C.current_device()
+        index = _C.current_device()
+        if held in devices and devices[index] != held:
+            index = devices.index(held)
     if held != devices[index]:
         import jax
 

@@ -212,7 +212,8 @@ def device_count() -> int:
     """Number of devices ``tpu:0`` .. ``tpu:n-1``, told without starting anything.
 
     On the CPU ``TPU_NUM_DEVICES``; on TPUs the chips (twice that where a chip's two cores are
-    devices); 1 for another platform until it is started. ``TPU_VISIBLE_DEVICES`` is applied.
+    devices); 1 for another platform until it is started. Under ``torchrun`` at least the number of
+    processes on the machine: ``tpu:{local_rank}`` is the process' own device. ``TPU_VISIBLE_DEVICES`` is applied.
     0 where ``TPU_PLATFORM=tpu`` and there is no TPU: counting does not raise, using does.
 
     Raises:
@@ -225,7 +226,15 @@ def device_count() -> int:
     return len(visible_indices(_total(platform.name)))
 
 
+def local_processes() -> int:
+    """Number of processes that ``torchrun`` started on this machine, each with a device; else 1."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdigit() else 1
+
+
 def _total(platform: str) -> int:
+    if local_processes() > 1:
+        return max(local_processes(), config().num_devices or 1)
     if platform == "cpu":
         return config().num_devices or 1
     if platform != "tpu":

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from tpu_core import _C, collector, modes, platforms, synchronization
 from tpu_core.config import config
-from tpu_core.errors import ForkedProcessError
+from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
 
 _lock = threading.RLock()
@@ -76,14 +77,13 @@ def initialize() -> Runtime:
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
 
-    from tpu_core import checkpointing, host_reads, input_pipeline, logs, lowering, recurrent
+    from tpu_core import checkpointing, input_pipeline, logs, lowering, recurrent
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
     from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
-    from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
-    from tpu_core.recorder import describe, miss, variants
+    from tpu_core.recorder import variants
 
     logs.configure()
     client = pjrt.start()
@@ -92,8 +92,36 @@ def _start() -> Runtime:
     store = open_store(config())
     builder = programs.ProgramBuilder(client, store)
     runtime = Runtime(client, builder, store)
-    devices = client.devices
+    _serve(client, builder)
+    # Working them out takes a fifth of the start.
+    overloads = remembered_names(
+        store,
+        variants.recorded_overloads,
+        versions=programs.source_versions(),
+        lowerings=" ".join(entry.op for entry in REGISTRY),
+    )
+    _C.register_overloads(overloads)
+    _C.set_internal_prefixes(tuple(_internal))
+    _C.set_default_mode(modes.current().native())
+    METRICS.set_source(_C.counters)
+    METRICS.set_runs(_C.program_runs)
+    input_pipeline.watch()
+    checkpointing.watch()
+    recurrent.register()
+    atexit.register(_C.wait_for_autograd)
+    atexit.register(builder.background.workers.close)
+    return runtime
 
+
+def _serve(client: Any, builder: Any) -> None:
+    """Answer the extension's questions with a client and its programs."""
+    from tpu_core import host_reads
+    from tpu_core.compiler import programs
+    from tpu_core.padding import arrays
+    from tpu_core.pjrt import client as pjrt
+    from tpu_core.recorder import describe, miss
+
+    devices = client.devices
     _C.set_callbacks(
         {
             "describe": describe.describe,
@@ -121,24 +149,57 @@ def _start() -> Runtime:
             "query": synchronization.query,
         }
     )
-    # Working them out takes a fifth of the start.
-    overloads = remembered_names(
-        store,
-        variants.recorded_overloads,
-        versions=programs.source_versions(),
-        lowerings=" ".join(entry.op for entry in REGISTRY),
-    )
-    _C.register_overloads(overloads)
-    _C.set_internal_prefixes(tuple(_internal))
-    _C.set_default_mode(modes.current().native())
-    METRICS.set_source(_C.counters)
-    METRICS.set_runs(_C.program_runs)
-    input_pipeline.watch()
-    checkpointing.watch()
-    recurrent.register()
-    atexit.register(_C.wait_for_autograd)
+
+
+def join_world(join: Callable[[], None]) -> None:
+    """Make the device one of a world of processes.
+
+    Values that are on it already move over to the new client; arrays that `tpu_core.to_jax` gave
+    stay on the former one.
+
+    Args:
+        join: Enters the world, so that the client that is started next spans it.
+
+    Raises:
+        ProcessGroupError: The device was used before, and is one that cannot be started again.
+    """
+    global _state
+    with _lock:
+        if not is_initialized():
+            join()
+            return
+        assert _state is not None
+        if _state.client.platform.name != "cpu":
+            raise ProcessGroupError(
+                "The device was used before the process group was made.",
+                values={"platform": _state.client.platform.name},
+                remedy="Call torch.distributed.init_process_group() before anything is put on the "
+                "device.",
+            )
+        _restart(join)
+
+
+def _restart(join: Callable[[], None]) -> None:
+    global _state
+    from tpu_core.compiler import programs
+    from tpu_core.padding import arrays
+    from tpu_core.pjrt import client as pjrt
+
+    assert _state is not None
+    former = _state
+    for device in range(device_count()):
+        synchronization.synchronize(device)
+        _C.set_newest(device, None)
+    join()
+    client = pjrt.start()
+    pjrt.put_numbers.cache_clear()
+    builder = programs.ProgramBuilder(client, former.store)
+    _C.clear_programs()
+    _serve(client, builder)
+    former.builder.background.workers.close()
     atexit.register(builder.background.workers.close)
-    return runtime
+    _state = Runtime(client, builder, former.store)
+    _C.replace_arrays(lambda array, device: pjrt.put(arrays.to_host(array), client.devices[device]))
 
 
 def _keep_workers_quiet() -> None:

@@ -81,6 +81,22 @@ def compiling_forbidden() -> Iterator[None]:
             _forbidden -= 1
 
 
+def require_compiling_allowed(reason: str, ops: int, line: str | None) -> None:
+    """Raise `RecompilationError` inside ``torch.tpu.no_recompile()``.
+
+    Args:
+        reason: What is new.
+        ops: Number of ops in the program.
+        line: The user's line.
+    """
+    if _forbidden:
+        raise RecompilationError(
+            "A program would have to be compiled inside torch.tpu.no_recompile().",
+            values={"reason": reason, "ops": ops},
+            line=line,
+        )
+
+
 class ProgramBuilder:
     """Builds programs for one client.
 
@@ -213,12 +229,7 @@ class ProgramBuilder:
         executable = self._from_disk(key, device)
         source: Source = "disk"
         if executable is None:
-            if _forbidden:
-                raise RecompilationError(
-                    "A program would have to be compiled inside torch.tpu.no_recompile().",
-                    values={"reason": reason.text, "ops": len(s.nodes)},
-                    line=reason.line or _last_line(s),
-                )
+            require_compiling_allowed(reason.text, len(s.nodes), reason.line or _last_line(s))
             METRICS.cache_miss()
             source = "compiled"
             module = lower()

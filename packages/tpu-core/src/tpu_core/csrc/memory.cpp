@@ -61,6 +61,10 @@ class AddressSpace {
   bool contains(const void* p) const {
     return base_ && p >= base_ && p < base_ + kSpace;
   }
+  void add_values(std::vector<ValuePtr>& values) const {
+    for (const auto& [address, cell] : cells_)
+      if (cell->in_use) values.push_back(cell->value);
+  }
 
  private:
   // Eight classes a power of two, so that ranges of similar sizes are reused: the first are of 1 to 8
@@ -254,6 +258,13 @@ Cell* cell_of_address(const void* ptr) {
       return cell && cell->in_use ? cell : nullptr;
     }
   return nullptr;
+}
+
+std::vector<ValuePtr> live_values() {
+  std::vector<ValuePtr> values;
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  for (const auto& space : g_spaces) space.add_values(values);
+  return values;
 }
 
 void account(int16_t device, int64_t bytes) {

@@ -4,6 +4,7 @@
 #include "device.h"
 #include "lines.h"
 #include "memory.h"
+#include "process_group.h"
 #include "program.h"
 #include "python.h"
 #include "record.h"
@@ -249,6 +250,9 @@ PYBIND11_MODULE(_C, m) {
     if (!array) return py::none();
     return py::reinterpret_borrow<py::object>(array);
   });
+  m.def("set_newest", [](int device, py::handle array) {
+    set_newest(static_cast<int16_t>(device), array.is_none() ? nullptr : array.ptr());
+  });
   m.def("clear_programs", &clear_programs);
   m.def("program_runs", &program_runs);
   m.def("drain_references", &drain_references);
@@ -281,6 +285,7 @@ PYBIND11_MODULE(_C, m) {
         ->event.elapsedTime(reinterpret_cast<THPEvent*>(end.ptr())->event);
   });
   m.def("set_thread_precision", &set_thread_precision);
+  register_process_group(m);
   m.def("user_line", [] {
     Line line;
     {

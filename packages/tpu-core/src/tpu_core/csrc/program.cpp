@@ -283,9 +283,7 @@ void run(Segment& s, Cut& c) {
       }
       notify_settled();
     }
-    PyObject* newest = s.slots[c.live[0]]->array;
-    Py_INCREF(newest);
-    Py_XDECREF(std::exchange(g_newest[s.device], newest));
+    set_newest(s.device, s.slots[c.live[0]]->array);
   } catch (const PythonError& error) {
     if (error.is_interruption() || in_pieces) throw;
     if (!c.program && s.nodes.size() > 1) {
@@ -308,5 +306,10 @@ void run(Segment& s, Cut& c) {
 }
 
 PyObject* newest_array(int16_t device) { return g_newest.at(device); }
+
+void set_newest(int16_t device, PyObject* array) {
+  Py_XINCREF(array);
+  Py_XDECREF(std::exchange(g_newest.at(device), array));
+}
 
 }  // namespace tpu

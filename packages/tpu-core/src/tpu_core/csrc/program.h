@@ -69,6 +69,7 @@ void give_up(Segment& s, const PythonError& error);
 // The newest result on a device (borrowed), or null: the device runs in order, so waiting for it waits
 // for everything.
 PyObject* newest_array(int16_t device);
+void set_newest(int16_t device, PyObject* array);
 // Makes a value's array hold just what counts: padding is for programs that know of it. Holds the GIL.
 void drop_padding(Value& v);
 // (runs, seconds that the host spent in starting them) of each program, by its key in the cache.

@@ -73,6 +73,11 @@ def on_host(array: Any) -> Any:
     return array.window() if isinstance(array, PaddedArray) else array
 
 
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """What counts of an array, in memory of its own."""
+    return np.array(on_host(array), order="C", copy=True)
+
+
 def moved(array: Any, device: Any) -> Any:
     """A copy on another device."""
     if isinstance(array, PaddedArray):

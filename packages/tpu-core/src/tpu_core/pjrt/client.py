@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import torch
 from jax._src import core as jax_core
+from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.lax import lax as jax_lax
@@ -27,7 +28,7 @@ from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.pjrt.host_memory import keep_freed_memory
-from tpu_core.platforms import Platform, resolve, visible_indices
+from tpu_core.platforms import Platform, local_processes, resolve, visible_indices
 
 # The dtypes of the arrays that lifted numbers travel in; the extension's enum Pack.
 PACK_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32), np.dtype(np.int64))
@@ -39,7 +40,8 @@ class Client:
 
     Attributes:
         platform: The platform and why it was chosen.
-        devices: JAX devices of ``tpu:0``, ``tpu:1``, ...
+        devices: JAX devices of ``tpu:0``, ``tpu:1``, ...; all the same one where each of several
+            processes has one device, so that ``tpu:{local_rank}`` is a process' own.
         backend: The PJRT client.
         version: Version of the platform and what it makes code for, part of every cache key.
     """
@@ -64,12 +66,14 @@ def start() -> Client:
     """
     platform = resolve()
     fresh = not xla_bridge.backends_are_initialized()
+    shares_machine = local_processes() > 1 or jax_distributed.global_state.num_processes > 1
     if platform.name == "cpu" and fresh:
         # Without this jax would start every installed plug-in, libtpu first.
         if not getattr(jax.config, "jax_platforms", None):
             jax.config.update("jax_platforms", "cpu")
         if config().num_devices:
-            jax.config.update("jax_num_cpu_devices", config().num_devices)
+            own = 1 if shares_machine else config().num_devices
+            jax.config.update("jax_num_cpu_devices", own)
         if config().keep_memory:
             keep_freed_memory()
     try:
@@ -80,7 +84,9 @@ def start() -> Client:
             values={"chosen by": platform.reason},
         ) from error
     wanted = config().num_devices
-    if platform.name == "cpu":
+    if shares_machine:
+        devices = devices[:1] * max(local_processes(), wanted or 1)
+    elif platform.name == "cpu":
         if wanted and wanted > len(devices):
             raise TpuNotAvailableError(
                 f"TPU_NUM_DEVICES={wanted}, but jax had already started with {len(devices)} CPU "

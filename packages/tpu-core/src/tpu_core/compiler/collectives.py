@@ -1,0 +1,104 @@
+"""Programs that the devices of several processes run together, kept in the one executable cache."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpu_core import _C
+from tpu_core.cache.fingerprint import fingerprint
+from tpu_core.compiler.programs import require_compiling_allowed, source_versions
+from tpu_core.metrics import METRICS, CompileEvent, Source
+from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt import distributed
+from tpu_core.runtime import Runtime
+from tpu_core.xla_status import map_xla_error
+
+logger = logging.getLogger("tpu_core")
+
+Outputs = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+def obtain(
+    runtime: Runtime,
+    devices: Sequence[Any],
+    name: str,
+    module: Callable[[], str],
+    outputs: Outputs,
+) -> pjrt.Loaded:
+    """A program for some devices of the world: from the cache folder, else compiled.
+
+    Args:
+        runtime: The running device; one of ``devices`` is its own.
+        devices: JAX devices, of which device ``i`` is replica ``i`` of the program.
+        name: What it does, with shapes and dtypes: ``"all_reduce sum float32[4]"``.
+        module: Gives its StableHLO as text.
+        outputs: Shape and dtype of each result.
+
+    Raises:
+        CompilationError: XLA refused it.
+        RecompilationError: It would have to be compiled, and that is forbidden.
+    """
+    client, store = runtime.client, runtime.store
+    started = time.perf_counter()
+    text = module()
+    key = fingerprint(
+        module=text,
+        devices=[device.id for device in devices],
+        platform=client.version,
+        versions=source_versions(),
+    )
+    executable = _load(store, key, devices, client)
+    source: Source = "disk"
+    line = _C.user_line()
+    if executable is None:
+        require_compiling_allowed(f"{name} is new", 1, line)
+        METRICS.cache_miss()
+        source = "compiled"
+        try:
+            executable = distributed.compile_replicated(text, devices, client)
+        except Exception as error:
+            raise map_xla_error(error, op=name, line=line, stage="compile") from error
+        _store(store, key, executable, name, client)
+    own = next(d for d in devices if d in client.devices)
+    loaded = pjrt.load(executable, outputs, own)
+    METRICS.compiled(
+        CompileEvent(
+            time.perf_counter() - started,
+            f"{name} over {len(devices)} devices is new",
+            source,
+            1,
+            line,
+            key,
+            cut="collective",
+            contents=((line or "", name),),
+        )
+    )
+    return loaded
+
+
+def _load(store: Any, key: str, devices: Sequence[Any], client: pjrt.Client) -> Any:
+    entry = store.get(key) if store else None
+    if entry is None:
+        return None
+    try:
+        return distributed.deserialize_replicated(entry.payload, devices, client)
+    except Exception as error:
+        warnings.warn(f"A cached executable could not be loaded: {error}", stacklevel=2)
+        return None
+
+
+def _store(store: Any, key: str, executable: Any, name: str, client: pjrt.Client) -> None:
+    if store is None:
+        return
+    try:
+        payload = pjrt.serialize(executable)
+    except Exception as error:  # some platforms cannot serialize; the program still runs
+        logger.debug("not cached on disk: %s", error)
+        return
+    store.put(key, payload, {"ops": 1, "names": name, "platform": client.version})

@@ -1,0 +1,45 @@
+"""Registers the c10d backend ``tpu`` (entry point group ``torch.backends``).
+
+It runs inside ``import torch``, which has imported ``torch.distributed`` before; everything else of
+this package waits until a process group is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# transformers asks for the second.
+NAMES = ("tpu", "tpu_dist")
+
+
+def load() -> None:
+    """Make ``init_process_group()`` use this package for tensors on ``tpu``."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    for name in NAMES:
+        # A list: of a string every letter would be taken for a device.
+        dist.Backend.register_backend(name, _create, extended_api=True, devices=["tpu"])
+    _add_gloo_for_cpu_tensors()
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from tpu_distributed import backend
+
+    return backend.create(options)
+
+
+def _add_gloo_for_cpu_tensors() -> None:
+    """Where PyTorch picks one backend, for the accelerator, give CPU tensors theirs, too."""
+    from torch.distributed import distributed_c10d as c10d
+
+    original = c10d.BackendConfig.__init__
+
+    def init(self: Any, backend: Any) -> None:
+        original(self, backend)
+        chosen = self.device_backend_map
+        if set(chosen) == {"tpu"} and chosen["tpu"] in NAMES and ":" not in str(backend):
+            chosen["cpu"] = c10d.Backend.GLOO
+
+    c10d.BackendConfig.__init__ = init  # type: ignore[method-assign]

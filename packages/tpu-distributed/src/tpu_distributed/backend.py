@@ -1,0 +1,40 @@
+"""What c10d calls to make a backend: the world first, then one group of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from tpu_core import _C
+from tpu_core.pjrt import distributed
+from tpu_core.runtime import runtime
+
+from tpu_distributed import world
+from tpu_distributed.control import Control
+from tpu_distributed.group import Group
+
+
+def create(options: Any) -> Any:
+    """A backend for the processes of a group.
+
+    Args:
+        options: c10d's description of the group: store, rank, size, timeout, ranks.
+
+    Raises:
+        ProcessGroupError: The device was used before and cannot join a world any more.
+    """
+    rank, size = options.group_rank, options.group_size
+    # A store may outlive the groups in it (that of torchrun does): each group needs keys of its
+    # own, and all its processes count alike.
+    times = options.store.add(f"made by {rank}", 1)
+    store = dist.PrefixStore(f"{times}/", options.store)
+    ranks = list(options.global_ranks_in_group)
+    if not ranks:  # the default group
+        world.enter(store, rank, size, options.timeout.total_seconds())
+        ranks = list(range(size))
+    client = runtime().client
+    devices = distributed.members(client)
+    members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
+    control = Control(store, options.group_id, rank, size, options.timeout.total_seconds())
+    group = Group(control, members, ranks)
+    return _C.make_backend(rank, size, "tpu", options.timeout.total_seconds(), group)

@@ -1,0 +1,312 @@
+"""The collectives of one group: each a small program, compiled once for its shapes and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tpu_core import runtime
+from tpu_core.compiler import collectives
+from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.pjrt.client import Loaded
+
+from tpu_distributed import messages, uneven
+from tpu_distributed.control import Call, Control
+from tpu_distributed.reductions import Reduction
+from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
+from tpu_distributed.values import array_of, write
+from tpu_distributed.work import Issued, Several
+
+runtime.hide_lines_of(__file__)
+
+Tensors = Sequence[torch.Tensor]
+Lists = Sequence[Tensors]
+# Adds a collective to a program, given its parameters; returns its results.
+Build = Callable[[Program, list[Value]], list[Value]]
+
+
+class Group:
+    """What `tpu_core._C.make_backend` asks for each collective of c10d.
+
+    Args:
+        control: Agrees with the other ranks.
+        devices: JAX devices of the ranks.
+        ranks: Their global ranks.
+    """
+
+    def __init__(self, control: Control, devices: Sequence[Any], ranks: Sequence[int]) -> None:
+        self.control = control
+        self.rank, self.size = control.rank, control.size
+        self._devices = list(devices)
+        self._ranks = list(ranks)
+        self._programs: dict[Any, Loaded] = {}
+        self._coalesced: list[Issued] | None = None
+
+    # Collectives, in c10d's order of arguments.
+
+    def broadcast(self, tensors: Tensors, options: Any) -> Issued:
+        """Each tensor of the root's to all ranks."""
+        root = options.rootRank
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            return [_broadcast(p, x, root) for x in xs]
+
+        return self._run("broadcast", f"from {root}", tensors, build, tensors, options)
+
+    def all_reduce(self, tensors: Tensors, options: Any) -> Issued:
+        """Each tensor reduced over all ranks, in place."""
+        reduction = Reduction.of(options.reduceOp)
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            return [reduction.all_reduce(p, x) for x in xs]
+
+        return self._run("all_reduce", str(reduction), tensors, build, tensors, options)
+
+    def reduce(self, tensors: Tensors, options: Any) -> Issued:
+        """As `all_reduce`, with the results on the root alone."""
+        reduction, root = Reduction.of(options.reduceOp), options.rootRank
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            return [reduction.all_reduce(p, x) for x in xs]
+
+        written = tensors if self.rank == root else []
+        return self._run("reduce", f"{reduction} to {root}", tensors, build, written, options)
+
+    def all_gather(self, outputs: Lists, inputs: Tensors, options: Any) -> Issued:
+        """Each input of every rank to all, as lists with an item a rank."""
+        if any(x.shape != outs[self.rank].shape for outs, x in zip(outputs, inputs)):
+            raise ValueError("all_gather: the output of this rank must have the input's shape.")
+        if any(o.shape != outs[0].shape for outs in outputs for o in outs):
+            return uneven.all_gather(self, outputs, inputs, options)
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            gathered = [p.all_gather(x) for x in xs]
+            return [p.row(g, i) for g in gathered for i in range(self.size)]
+
+        written = [o for outs in outputs for o in outs]
+        return self._run("all_gather", "", inputs, build, written, options)
+
+    def all_gather_into_tensor(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+        """Each input of every rank to all, one after the other in one tensor."""
+        shapes = [tuple(o.shape) for o in outputs]
+        self._require(inputs, outputs, self.size, "all_gather_into_tensor")
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            return [p.reshape(p.all_gather(x), s) for x, s in zip(xs, shapes)]
+
+        return self._run("all_gather_into_tensor", "", inputs, build, outputs, options)
+
+    def gather(self, outputs: Lists, inputs: Tensors, options: Any) -> Issued:
+        """The inputs of every rank to the root."""
+        root = options.rootRank
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            gathered = [p.all_gather(x) for x in xs]
+            return [p.row(g, i) for g in gathered for i in range(self.size)]
+
+        written = [o for outs in outputs for o in outs] if self.rank == root else []
+        return self._run("gather", f"to {root}", inputs, build, written, options)
+
+    def scatter(self, outputs: Tensors, inputs: Lists, options: Any) -> Issued:
+        """Of the root's list for each output, item ``i`` to rank ``i``."""
+        root = options.rootRank
+        (output,) = outputs
+        rows = list(inputs[0]) if self.rank == root else [torch.zeros_like(output)] * self.size
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            return [p.row(p.all_to_all(p.stack(xs)), root)]
+
+        return self._run("scatter", f"from {root}", rows, build, outputs, options)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Lists, options: Any) -> Issued:
+        """Of each list, item ``i`` reduced over all ranks to rank ``i``."""
+        if any(x.shape != xs[0].shape for xs in inputs for x in xs):
+            return uneven.reduce_scatter(self, outputs, inputs, options)
+        reduction = Reduction.of(options.reduceOp)
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            lists = [xs[i : i + self.size] for i in range(0, len(xs), self.size)]
+            return [reduction.reduce_scatter(p, p.stack(items)) for items in lists]
+
+        flat = [x for xs in inputs for x in xs]
+        return self._run("reduce_scatter", str(reduction), flat, build, outputs, options)
+
+    def reduce_scatter_tensor(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+        """Of each input, part ``i`` of as many as there are ranks, reduced, to rank ``i``."""
+        reduction = Reduction.of(options.reduceOp)
+        shapes = [tuple(o.shape) for o in outputs]
+        self._require(outputs, inputs, self.size, "reduce_scatter_tensor")
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            rows = [p.reshape(x, (self.size, *s)) for x, s in zip(xs, shapes)]
+            return [reduction.reduce_scatter(p, r) for r in rows]
+
+        name = "reduce_scatter_tensor"
+        return self._run(name, str(reduction), inputs, build, outputs, options)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+        options: Any,
+    ) -> Issued:
+        """Part ``i`` of the input to rank ``i``; sizes count in the first dim."""
+        if output_sizes or input_sizes:
+            return uneven.all_to_all_single(
+                self, output, input, output_sizes, input_sizes, options
+            )
+        shape = tuple(output.shape)
+        if input.numel() != output.numel() or input.shape[0] % self.size:
+            raise ValueError(
+                f"all_to_all_single: an input of {list(input.shape)} cannot be split evenly over "
+                f"{self.size} ranks into {list(shape)}."
+            )
+
+        def build(p: Program, xs: list[Value]) -> list[Value]:
+            rows = p.reshape(xs[0], (self.size, numel(shape) // self.size))
+            return [p.reshape(p.all_to_all(rows), shape)]
+
+        return self._run("all_to_all_single", "", [input], build, [output], options)
+
+    def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+        """Input ``i`` to rank ``i``."""
+        return uneven.all_to_all(self, outputs, inputs, options)
+
+    def barrier(self, options: Any) -> Issued:
+        """Wait until all ranks are here and have computed what they recorded before."""
+        torch.accelerator.synchronize()
+        self.control.agree(Call("barrier"), _seconds(options))
+        return self._done(Issued([]))
+
+    def monitored_barrier(self, options: Any, wait_all: bool) -> None:
+        """As `barrier`; a time-out names the ranks that are missing."""
+        self.barrier(options)
+
+    # Messages between two ranks.
+
+    def send(self, tensors: Tensors, to: int, tag: int) -> Issued:
+        """A tensor to one rank."""
+        return self._done(messages.send(self.control, tensors[0], to, tag))
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> Issued:
+        """A tensor from one rank, or from any: -1."""
+        return self._done(messages.receive(self.control, tensors[0], source, tag))
+
+    # The group itself.
+
+    def start_coalescing(self) -> None:
+        """What is issued from now on is one work."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> Issued:
+        """The work of everything since `start_coalescing`."""
+        works, self._coalesced = self._coalesced or [], None
+        return Several(works)
+
+    def sequence_number(self) -> int:
+        """How many collectives were called."""
+        return self.control.sequence
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Change how long collectives wait for other ranks."""
+        if seconds is not None:
+            self.control.set_timeout(seconds)
+
+    def abort(self) -> None:
+        """Give the group up: others that wait for this rank get an error."""
+        self.control.close()
+
+    def shutdown(self) -> None:
+        """End the group; all ranks are expected to."""
+        self.control.close()
+
+    def run(
+        self,
+        call: Call,
+        inputs: Tensors,
+        build: Build,
+        timeout: float | None = None,
+        agreed: bool = False,
+    ) -> list[Any]:
+        """Run a collective.
+
+        Args:
+            call: What all ranks must agree on.
+            inputs: Values of the program's parameters.
+            build: Writes the program; it is called once for each ``call``.
+            timeout: Seconds to wait for the other ranks; the group's unless given.
+            agreed: Whether they have agreed before.
+
+        Returns:
+            Arrays of the results.
+        """
+        program = self._program(call, inputs, build)
+        arrays = [array_of(x) for x in inputs]
+        if not agreed:
+            self.control.agree(call, timeout)
+        return list(program.execute(arrays).consume_with_handlers(program.handlers))
+
+    def _run(
+        self,
+        kind: str,
+        detail: str,
+        inputs: Tensors,
+        build: Build,
+        written: Tensors,
+        options: Any,
+    ) -> Issued:
+        call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
+        if all(x.numel() == 0 for x in inputs):
+            self.control.agree(call, _seconds(options))
+            return self._done(Issued(written))
+        arrays = self.run(call, inputs, build, _seconds(options))
+        for tensor, array in zip(written, arrays):
+            write(tensor, array)
+        return self._done(Issued(written, arrays))
+
+    def _done(self, work: Issued) -> Issued:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _program(self, call: Call, inputs: Tensors, build: Build) -> Loaded:
+        shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
+        program = self._programs.get((call, shapes))
+        if program is None:
+            p = Program(self.size)
+            parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
+            results = build(p, parameters)
+            outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
+            program = collectives.obtain(
+                runtime.runtime(), self._devices, str(call), lambda: p.text(results), outputs
+            )
+            self._programs[call, shapes] = program
+        return program
+
+    def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:
+        for x, y in zip(smaller, larger):
+            if x.numel() * times != y.numel() or x.dtype != y.dtype:
+                raise ValueError(
+                    f"{name}: {times} tensors of {x.dtype}{list(x.shape)} do not make one of "
+                    f"{y.dtype}{list(y.shape)}."
+                )
+
+
+def _seconds(options: Any) -> float | None:
+    seconds = options.timeout.total_seconds()
+    return seconds if seconds > 0 else None
+
+
+def _broadcast(p: Program, x: Value, root: int) -> Value:
+    """The value of one replica on all: a sum of integers, which keeps every bit."""
+    if x.element.startswith("complex"):
+        return p.row(p.all_gather(x), root)
+    if x.element == "i1":
+        return p.convert(p.all_reduce(p.only_from(p.convert(x, "ui8"), root), "add"), "i1")
+    bits = p.bitcast(x, f"ui{8 * DTYPES[x.element].itemsize}")
+    return p.bitcast(p.all_reduce(p.only_from(bits, root), "add"), x.element)
+
+

@@ -1,0 +1,93 @@
+"""Reduce ops of c10d in terms of StableHLO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from tpu_distributed.stablehlo import Program, Value
+
+_OPS = {
+    "SUM": "add",
+    "AVG": "add",
+    "PREMUL_SUM": "add",
+    "PRODUCT": "multiply",
+    "MIN": "minimum",
+    "MAX": "maximum",
+    "BAND": "and",
+    "BOR": "or",
+    "BXOR": "xor",
+}
+_BITWISE = ("and", "or", "xor")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduce op.
+
+    Attributes:
+        name: As in c10d: ``"SUM"``.
+        factor: Of ``PREMUL_SUM``: what each rank's value is multiplied with.
+    """
+
+    name: str
+    factor: float = 1.0
+
+    @staticmethod
+    def of(op: Any) -> Reduction:
+        """The reduction of a `torch.distributed.ReduceOp`."""
+        name = _name(op)
+        if name == "PREMUL_SUM":
+            factor = op.__getstate__()[1]
+            return Reduction(name, float(factor))
+        return Reduction(name)
+
+    def __str__(self) -> str:
+        factor = f" {self.factor:g}" if self.name == "PREMUL_SUM" else ""
+        return self.name.lower() + factor
+
+    def all_reduce(self, p: Program, x: Value) -> Value:
+        """The reduction over all replicas.
+
+        Raises:
+            ValueError: The op is not defined for the element type.
+        """
+        op = self._op(x)
+        if op in _BITWISE and not (x.element == "i1" and op != "xor"):
+            # XLA reduces across devices by arithmetic ops only.
+            return p.reduce_rows(p.all_gather(x), op)
+        return self._finish(p, p.all_reduce(self._prepare(p, x), op))
+
+    def reduce_scatter(self, p: Program, x: Value) -> Value:
+        """Row ``i`` of the reduction on replica ``i``; errors as of `all_reduce`."""
+        op = self._op(x)
+        if op in _BITWISE:
+            return p.reduce_rows(p.all_to_all(x), op)
+        return self._finish(p, p.reduce_scatter(self._prepare(p, x), op))
+
+    def _op(self, x: Value) -> str:
+        op = _OPS[self.name]
+        if op in _BITWISE and x.element.startswith(("f", "bf", "complex")):
+            raise ValueError(f"ReduceOp.{self.name} takes integers or bools, not {x.element}.")
+        return op
+
+    def _prepare(self, p: Program, x: Value) -> Value:
+        if self.name != "PREMUL_SUM":
+            return x
+        factor = p.broadcast(p.constant(f"{self.factor:.17e}", x.element), x.shape)
+        return p.binary("multiply", x, factor)
+
+    def _finish(self, p: Program, x: Value) -> Value:
+        if self.name != "AVG":
+            return x
+        count = p.constant(str(p.size), "i64")
+        return p.binary("divide", x, p.broadcast(p.convert(count, x.element), x.shape))
+
+
+def _name(op: Any) -> str:
+    for name in _OPS:
+        if op == getattr(dist.ReduceOp.RedOpType, name):
+            return name
+    raise ValueError(f"Reduce op {op} is not supported on device 'tpu'.")

@@ -1,0 +1,46 @@
+"""The processes of the default group become one PJRT world."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+from tpu_core import runtime
+from tpu_core.pjrt import distributed
+from tpu_core.pjrt.distributed import World
+
+
+def enter(store: Any, rank: int, size: int, timeout: float) -> None:
+    """Enter the world of a default group, unless all its processes are in it from before.
+
+    Args:
+        store: Store of the group.
+        rank: Of this process.
+        size: Number of processes.
+        timeout: Seconds to wait for the others.
+    """
+    if size == 1:
+        return
+    if _is_current(store, rank, size):
+        return
+    key = "world"
+    if rank == 0:
+        port = distributed.start_service(size)
+        store.set(key, f"{uuid.uuid4().hex} {_host()}:{port}")
+    name, address = store.get(key).decode().split()
+    runtime.join_world(lambda: distributed.join(World(name, rank, size), address, timeout))
+
+
+def _is_current(store: Any, rank: int, size: int) -> bool:
+    """Whether each process is in the same world already, under the same rank."""
+    world = distributed.current_world()
+    fits = world is not None and (world.rank, world.size) == (rank, size)
+    store.set(f"in/{rank}", world.name if world is not None and fits else "")
+    names = {store.get(f"in/{r}") for r in range(size)}
+    return len(names) == 1 and names != {b""}
+
+
+def _host() -> str:
+    """Where other processes reach this one, which is rank 0."""
+    return os.environ.get("MASTER_ADDR") or "localhost"

@@ -1,0 +1,139 @@
+"""Runs cases in processes of their own, each rank one, and says how each case went."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+NOT_RUN = "not run: an earlier case failed, or its process ended"
+
+
+def cases_of(module: ModuleType) -> list[str]:
+    """Names of the functions ``case_*`` of a module, in order."""
+    return [name for name in vars(module) if name.startswith("case_")]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return int(s.getsockname()[1])
+
+
+def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
+    """What torchrun sets."""
+    package = Path(__file__).parents[1]
+    sources = [str(package / "src"), str(package.parent / "tpu-core" / "src")]
+    inherited = os.environ.get("PYTHONPATH", "")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*sources, *([inherited] if inherited else [])]),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def start(module: str, size: int, *, expected: float, **more: str) -> list[subprocess.Popen[str]]:
+    """Processes that run the cases of a module; each prints a line of JSON for each case."""
+    port = free_port()
+    command = [sys.executable, __file__, module, str(expected)]
+    return [
+        subprocess.Popen(
+            command,
+            env=environment(rank, size, port, **more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]], timeout: float) -> list[str]:
+    """What each printed; whoever is still there after ``timeout`` seconds is ended."""
+    outputs = []
+    try:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            outputs.append(process.communicate()[0])
+    return outputs
+
+
+def run(module: str, size: int, timeout: float, **more: str) -> dict[str, str | None]:
+    """Run the cases of a module in ``size`` processes.
+
+    Returns:
+        For each case what went wrong in any rank, or None.
+    """
+    outputs = finish(start(module, size, expected=timeout, **more), timeout)
+    names = cases_of(importlib.import_module(module))
+    failures: dict[str, str | None] = {}
+    for name in names:
+        problems = []
+        for rank, output in enumerate(outputs):
+            results = _results(output)
+            tail = "" if any(results.values()) else f"\n{output[-3000:]}"
+            problem = results.get(name, NOT_RUN + tail)
+            if problem:
+                problems.append(f"rank {rank}: {problem}")
+        failures[name] = "\n".join(problems) or None
+    return failures
+
+
+def _results(output: str) -> dict[str, str | None]:
+    found = {}
+    for line in output.splitlines():
+        if line.startswith("CASE "):
+            name, problem = json.loads(line[5:])
+            found[name] = problem
+    return found
+
+
+def main() -> None:
+    import faulthandler
+
+    faulthandler.dump_traceback_later(float(sys.argv[2]) - 2, exit=True)
+    import torch
+    import torch.distributed as dist
+    from tpu_distributed import _autoload
+
+    if "tpu" not in dist.Backend.backend_list:
+        _autoload.load()  # the package is not installed, but on the path
+    module = importlib.import_module(sys.argv[1])
+    torch.manual_seed(0)
+    for name in cases_of(module):
+        try:
+            getattr(module, name)()
+        except BaseException:
+            print("CASE", json.dumps([name, traceback.format_exc()]), flush=True)
+            break
+        print("CASE", json.dumps([name, None]), flush=True)
+    sys.stdout.flush()
+    # Not by the interpreter: a rank whose case failed must not wait for the others.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
