@@ -9,24 +9,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
+from tpu_compile import numbers, random_states
+from tpu_compile.control_flow import LOWERINGS
+from tpu_compile.draws import STATE, Seeds, Words
+from tpu_compile.evaluate import evaluate, is_arithmetic
+from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
 from tpu_compile.sizes import Sizes, concrete
-from tpu_core import _C
 from tpu_core.lowering.evaluate import to_jax
-from tpu_core.lowering.random import derive_key
-from tpu_core.lowering.registry import REGISTRY, Lowering, register
+from tpu_core.lowering.registry import register
 from tpu_core.recorder import decompose
-from tpu_core.recorder.compute import call_node
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
@@ -43,7 +45,7 @@ class Graph:
         tensors: Positions of its tensor inputs.
         sizes: Positions of its inputs that are sizes.
         results: For each output the node, a number, or None.
-        draws: Number of ops that draw random numbers.
+        seeds: Words of the ops that draw random numbers.
     """
 
     key: str
@@ -51,7 +53,7 @@ class Graph:
     tensors: list[int]
     sizes: list[int]
     results: list[Any]
-    draws: int
+    seeds: Seeds
 
     def inputs(self) -> list[Node]:
         """The placeholders."""
@@ -73,20 +75,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {op: fn for op, fn in decompose.table().items() if lowering_of(op) is None}
 
 
-def lowering_of(op: Any) -> Lowering | None:
-    """The registry's entry for an overload of a graph; a view's is that of its copying form.
-
-    Example:
-        >>> lowering_of(torch.ops.aten.t.default).op
-        'aten.t_copy.default'
-    """
-    name = str(op)
-    if name in REGISTRY or not isinstance(op, torch._ops.OpOverload) or not op.is_view:
-        return REGISTRY.get(name)
-    namespace, packet, overload = name.split(".")
-    return REGISTRY.get(f"{namespace}.{packet}_copy.{overload}")
-
-
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """A function that records the graph; what AOTAutograd calls for forward and backward.
 
@@ -97,9 +85,9 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     from functorch.compile import make_boxed_func
 
     if not _can_be_lowered(module):
-        # Each of its ops is recorded, and falls back where it has to, as in eager.
-        function: Callable[..., Any] = make_boxed_func(torch.fx.Interpreter(module).run)
+        function: Callable[..., Any] = make_boxed_func(random_states.OpByOp(module).run)
         return function
+    random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
     GRAPHS[graph.key] = graph
@@ -111,19 +99,20 @@ def _run(graph: Graph, *args: Any) -> list[Any]:
     # A graph that makes all its tensors is sent to the device by one that it does not read.
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
     sizes = [int(args[i]) for i in graph.sizes]
-    seeds = [word for _ in range(graph.draws) for word in _words(tensors[0].device)]
+    words = graph.seeds.words(tensors[0].device, args)
+    seeds = [word for draw in words for word in draw]
     made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
     bindings = graph.bindings(sizes)
-    return [
-        next(made) if isinstance(r, Node) and _is_tensor(r) else concrete(_value(r), bindings)
-        for r in graph.results
-    ]
 
+    def result(wanted: Any) -> Any:
+        if isinstance(wanted, Node) and wanted.target is random_states.state_of:
+            return graph.seeds.state(wanted, words)
+        value = _value(wanted)
+        if not _is_made(wanted, bindings):
+            return concrete(value, bindings)
+        return next(made) if isinstance(value, torch.Tensor) else next(made).item()
 
-def _words(device: torch.device) -> tuple[int, ...]:
-    seed, offset = _C.next_seed(_C.default_generator(device.index))
-    mask = 0xFFFFFFFF
-    return seed & mask, seed >> 32, offset & mask, offset >> 32
+    return [result(r) for r in graph.results]
 
 
 def _value(result: Any) -> Any:
@@ -134,28 +123,53 @@ def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _can_be_lowered(module: GraphModule) -> bool:
-    for node in module.graph.nodes:
+def _is_made(result: Any, bindings: Sizes) -> bool:
+    """Whether the program returns a result: a tensor, or a number that it computes."""
+    if not isinstance(result, Node) or result.target is random_states.state_of:
+        return False
+    return _is_tensor(result) or not bindings.knows(result.meta["val"])
+
+
+def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) -> bool:
+    nodes = list(module.graph.nodes)
+    if known is None:
+        inputs = (n.meta.get("val") for n in nodes if n.op == "placeholder")
+        known = set().union(*(numbers.symbols(v) for v in inputs if is_arithmetic(v)))
+    for node in nodes:
         value = node.meta.get("val")
+        if random_states.is_state(node):
+            continue
         for v in tree_flatten(value)[0]:
-            if isinstance(v, torch.Tensor) and v.device.type != "tpu" and v.dim():
-                return False
+            if isinstance(v, torch.Tensor):
+                if (v.device.type != "tpu" and v.dim()) or not numbers.symbols(v) <= known:
+                    return False
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
             if value.device.type != "tpu":
                 return False
-        if node.op == "call_function":
-            op = node.target
-            if isinstance(op, torch._ops.OpOverload):
-                if lowering_of(op) is None and not _is_size(op):
-                    return False
-                if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
-                    return False
-            elif op is not operator.getitem and not _is_arithmetic(value):
+        if numbers.is_computed(value, known):
+            if not numbers.can_be_computed(node):
                 return False
+        elif node.op == "call_function" and not _can_be_called(node, known):
+            return False
     return all(
-        not isinstance(r, Node) or not _is_tensor(r) or r.meta["val"].device.type == "tpu"
-        for r in _outputs(module)
+        not isinstance(r, Node)
+        or not _is_tensor(r)
+        or r.meta["val"].device.type == "tpu"
+        or random_states.is_state(r)
+        for r in outputs(module)
     )
+
+
+def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
+    op: Any = random_states.drawn_op(node) or node.target
+    if isinstance(op, torch._ops.HigherOrderOperator):
+        bodies = ((g, numbers.known_inside(g, known)) for g in subgraphs(node))
+        return op in LOWERINGS and all(_can_be_lowered(g, inside) for g, inside in bodies)
+    if isinstance(op, torch._ops.OpOverload):
+        if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
+            return False
+        return lowering_of(op) is not None or _is_size(op)
+    return op is operator.getitem or is_arithmetic(node.meta.get("val"))
 
 
 def _is_plain(node: Any) -> bool:
@@ -168,27 +182,16 @@ def _is_size(op: Any) -> bool:
     return overload_name(op).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride"))
 
 
-def _is_arithmetic(value: Any) -> bool:
-    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _outputs(module: GraphModule) -> list[Any]:
-    (output,) = [n for n in module.graph.nodes if n.op == "output"]
-    return list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
-
-
 def _graph_of(module: GraphModule) -> Graph:
     nodes = list(module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
-    tensors = [i for i, n in enumerate(inputs) if _is_tensor(n)]
+    tensors = [
+        i
+        for i, n in enumerate(inputs)
+        if _is_tensor(n) and not any(n is m.meta.get(STATE) for m in nodes)
+    ]
     sizes = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), (int, torch.SymInt))]
-    draws = sum(n.op == "call_function" and _is_random(n.target) for n in nodes)
-    return Graph(_key(module), module, tensors, sizes, _outputs(module), draws)
-
-
-def _is_random(target: Any) -> bool:
-    entry = lowering_of(target)
-    return entry is not None and entry.random
+    return Graph(_key(module), module, tensors, sizes, outputs(module), Seeds(module))
 
 
 @functools.cache
@@ -217,7 +220,10 @@ def _key(module: GraphModule) -> str:
         parts += [f"{k}={text(v)}" for k, v in sorted(node.kwargs.items())]
         parts.append(text(node.meta.get("val")))
         digest.update("|".join(parts).encode() + b"\n")
-        if node.op == "get_attr":
+        body = subgraph(node)
+        if body is not None:
+            digest.update(_key(body).encode())
+        elif node.op == "get_attr":
             constant = getattr(module, str(node.target))
             digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
     return digest.hexdigest()
@@ -244,8 +250,11 @@ def _meta(
     bindings = graph.bindings(sizes)
     made = []
     for result in graph.results:
-        if isinstance(result, Node) and _is_tensor(result):
+        if _is_made(result, bindings):
             like = result.meta["val"]
+            if not isinstance(like, torch.Tensor):
+                made.append(torch.empty((), dtype=torch.int64, device="meta"))
+                continue
             shape = [concrete(n, bindings) for n in like.shape]
             strides = [concrete(n, bindings) for n in like.stride()]
             made.append(torch.empty_strided(shape, strides, dtype=like.dtype, device="meta"))
@@ -256,46 +265,8 @@ def _lower(
     inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any], key: str
 ) -> list[jax.Array]:
     graph = GRAPHS[key]
-    values = evaluate(graph, inputs, sizes, seeds)
-    return [values[r] for r in graph.results if isinstance(r, Node) and _is_tensor(r)]
-
-
-def evaluate(
-    graph: Graph, inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any]
-) -> Mapping[Node, Any]:
-    """The value of each node, on JAX values.
-
-    Args:
-        graph: The graph.
-        inputs, sizes: Its inputs, apart.
-        seeds: Four words a random op, in the graph's order.
-    """
+    arrays, numbers_ = dict(zip(graph.tensors, inputs)), dict(zip(graph.sizes, sizes))
+    arguments = [(arrays | numbers_).get(i) for i in range(len(graph.inputs()))]
     bindings = graph.bindings(sizes)
-    values: dict[Node, Any] = {}
-    arrays, numbers, words = iter(inputs), iter(sizes), iter(seeds)
-    for node in graph.module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(arrays) if _is_tensor(node) else next(numbers, None)
-        elif node.op == "get_attr":
-            values[node] = to_jax(getattr(graph.module, node.target))
-        elif node.op == "output":
-            break
-        elif _is_arithmetic(node.meta.get("val")):
-            values[node] = concrete(node.meta["val"], bindings)
-        elif node.target is operator.getitem:
-            source, index = node.args
-            values[node] = values[source][index]
-        else:
-            values[node] = _call(node, values, bindings, words)
-    return values
-
-
-def _call(node: Node, values: Mapping[Node, Any], bindings: Sizes, words: Iterable[Any]) -> Any:
-    op: Any = node.target
-    entry = lowering_of(op)
-    assert entry is not None
-    key = None
-    if entry.random:
-        stream = iter(words)
-        key = derive_key(*(jnp.asarray(next(stream)).astype(jnp.uint32) for _ in range(4)))
-    return call_node(node, entry, values, key, lambda n: concrete(n, bindings))
+    values = evaluate(graph.module, arguments, bindings, Words(seeds))
+    return [values[r] for r in graph.results if _is_made(r, bindings)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,29 @@ class Sizes:
             for size, value in pairs
             if isinstance(size, torch.SymInt) and size.node.expr.is_symbol
         }
+
+    def inside(self, inputs: Sequence[Any], arguments: Sequence[Any]) -> Sizes:
+        """The sizes as the body of a loop or branch knows them, with symbols of its own.
+
+        Args:
+            inputs: Metadata of the body's inputs.
+            arguments: What it is called with.
+        """
+        own: list[tuple[Any, int]] = []
+        for value, given in zip(inputs, arguments, strict=True):
+            if isinstance(value, torch.Tensor):
+                own += zip(value.shape, given.shape)
+            elif isinstance(given, int):
+                own.append((value, given))
+        found = Sizes(own)
+        found.values = self.values | found.values
+        return found
+
+    def knows(self, value: Any) -> bool:
+        """Whether `concrete` can tell a number; what comes from a tensor's contents it cannot."""
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return True
+        return value.node.expr.free_symbols <= self.values.keys()
 
 
 def concrete(value: Any, sizes: Sizes) -> Any:
