@@ -16,6 +16,7 @@ import torch
 from jax import lax
 from torch.fx import GraphModule, Node
 
+from tpu_compile import flex_attention
 from tpu_compile.draws import Derived, Draws, is_random
 from tpu_compile.sizes import Sizes
 from tpu_core.lowering.random import fold_in
@@ -163,4 +164,13 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     _HOPS.map_impl: _map,
     _HOPS.associative_scan: _associative_scan,
     _HOPS.invoke_subgraph: _invoke_subgraph,
+    _HOPS.flex_attention: flex_attention.flex_attention,
+    _HOPS.flex_attention_backward: flex_attention.flex_attention_backward,
 }
+
+
+def can_be_lowered(node: Node) -> bool:
+    """Whether a higher-order op has a lowering; that of its bodies' ops is another question."""
+    # What draws random numbers for each score has no numbers in PyTorch's eager either.
+    scores = (_HOPS.flex_attention, _HOPS.flex_attention_backward)
+    return node.target in LOWERINGS and not (node.target in scores and is_random(node))

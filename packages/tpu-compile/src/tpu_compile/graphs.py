@@ -20,8 +20,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile import numbers, random_states
-from tpu_compile.control_flow import LOWERINGS
+from tpu_compile import control_flow, numbers, random_states
 from tpu_compile.draws import STATE, Seeds, Words
 from tpu_compile.evaluate import evaluate, is_arithmetic
 from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
@@ -164,7 +163,7 @@ def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
     op: Any = random_states.drawn_op(node) or node.target
     if isinstance(op, torch._ops.HigherOrderOperator):
         bodies = ((g, numbers.known_inside(g, known)) for g in subgraphs(node))
-        return op in LOWERINGS and all(_can_be_lowered(g, inside) for g, inside in bodies)
+        return control_flow.can_be_lowered(node) and all(_can_be_lowered(*b) for b in bodies)
     if isinstance(op, torch._ops.OpOverload):
         if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
             return False
