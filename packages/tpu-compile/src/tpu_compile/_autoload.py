@@ -42,12 +42,22 @@ def _skip_our_code(module: ModuleType) -> None:
     # What runs below an op is no part of a user's graph.
     for name in ("tpu_core", "tpu_eager", "tpu_compile", "jax"):
         module.add(name)
+    traced = importlib.util.find_spec("tpu_compile.traced")
+    assert traced is not None
+    module.BUILTIN_INLINE_WHEN_CALLED.add(traced.origin)
+
+
+def _admit_device(module: ModuleType) -> None:
+    from tpu_compile.traced import admitting_device
+
+    vars(module)["_validate_device"] = admitting_device(module._validate_device)
 
 
 _PREPARED: dict[str, Callable[[ModuleType], None]] = {
     "torch._dynamo.device_interface": _set_interface,
     "torch._dynamo.backends.registry": _set_default,
     "torch._dynamo.trace_rules": _skip_our_code,
+    "torch.nn.attention.flex_attention": _admit_device,
 }
 
 

@@ -9,24 +9,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
+from tpu_compile import control_flow, numbers, random_states
+from tpu_compile.draws import STATE, Seeds, Words
+from tpu_compile.evaluate import evaluate, is_arithmetic
+from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
+from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
-from tpu_compile.steps import Caller, Step, evaluate, is_number, is_tensor, lowering_of, steps_of
-from tpu_core import _C
-from tpu_core.lowering.evaluate import call_lowering, to_jax
-from tpu_core.lowering.random import derive_key
-from tpu_core.lowering.registry import Lowering, register
-from tpu_core.padding.outline import divided
+from tpu_core.lowering.evaluate import to_jax
+from tpu_core.lowering.registry import register
+from tpu_core.padding.outline import outlining
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
@@ -40,31 +42,27 @@ class Graph:
 
     Attributes:
         key: Hash of what it computes, the same in every process.
-        steps: What it computes.
+        module: The graph.
         symbols: The sizes that it leaves open.
+        count: Number of its inputs.
         tensors: Positions of its tensor inputs.
         sizes: Positions of its inputs that are sizes.
-        results: For each output a `Made`, or a number, a term or None.
-        draws: Number of ops that draw random numbers.
+        results: For each output the node, a number, or None.
+        made: For each output whether the program returns it.
+        seeds: Words of the ops that draw random numbers.
+        same: Calls of the form of an earlier one, with that one.
     """
 
     key: str
-    steps: list[Step]
+    module: GraphModule
     symbols: Symbols
+    count: int
     tensors: list[int]
     sizes: list[int]
     results: list[Any]
-    draws: int
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A tensor among the results: of a step, with shape and strides in numbers and terms."""
-
-    step: int
-    shape: tuple[Any, ...]
-    strides: tuple[Any, ...]
-    dtype: torch.dtype
+    made: list[bool]
+    seeds: Seeds
+    same: dict[Node, Node]
 
 
 # Graphs by key; a recorded program refers to its graph by the key alone.
@@ -87,14 +85,11 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     from functorch.compile import make_boxed_func
 
     if not _can_be_lowered(module):
-        # Each of its ops is recorded, and falls back where it has to, as in eager.
-        function: Callable[..., Any] = make_boxed_func(torch.fx.Interpreter(module).run)
+        function: Callable[..., Any] = make_boxed_func(random_states.OpByOp(module).run)
         return function
-    graph = _graph_of(module)
-    if graph is None:
-        function = make_boxed_func(torch.fx.Interpreter(module).run)
-        return function
+    random_states.unwrap(module)
     _define()
+    graph = _graph_of(module)
     GRAPHS[graph.key] = graph
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
     return boxed
@@ -103,41 +98,75 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 def _run(graph: Graph, *args: Any) -> list[Any]:
     # A graph that makes all its tensors is sent to the device by one that it does not read.
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
-    numbers = [int(args[i]) for i in graph.sizes]
-    seeds = [word for _ in range(graph.draws) for word in _words(tensors[0].device)]
-    made = iter(torch.ops.tpu_compile.graph(tensors, numbers, seeds, graph.key))
-    sizes = graph.symbols.bind(numbers, [t.shape for t in tensors])
-    return [next(made) if isinstance(r, Made) else sizes.value(r) for r in graph.results]
+    sizes = [int(args[i]) for i in graph.sizes]
+    words = graph.seeds.words(tensors[0].device, args)
+    seeds = [word for draw in words for word in draw]
+    made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
+    bound = graph.symbols.bind(sizes, [t.shape for t in tensors])
+
+    def result(wanted: Any, is_made: bool) -> Any:
+        if is_made:
+            found = next(made)
+            return found if _is_tensor(wanted) else found.item()
+        if isinstance(wanted, Node) and wanted.target is random_states.state_of:
+            return graph.seeds.state(wanted, words)
+        return bound.value(_value(wanted))
+
+    return list(map(result, graph.results, graph.made))
 
 
-def _words(device: torch.device) -> tuple[int, ...]:
-    seed, offset = _C.next_seed(_C.default_generator(device.index))
-    mask = 0xFFFFFFFF
-    return seed & mask, seed >> 32, offset & mask, offset >> 32
+def _value(result: Any) -> Any:
+    return result.meta["val"] if isinstance(result, Node) else result
 
 
-def _can_be_lowered(module: GraphModule) -> bool:
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
+    """Whether the program returns a result: a tensor, or a number that it computes."""
+    if not isinstance(result, Node) or result.target is random_states.state_of:
+        return False
+    return _is_tensor(result) or not numbers.symbols(result.meta["val"]) <= known
+
+
+def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) -> bool:
+    known = _known(module) if known is None else known
     for node in module.graph.nodes:
         value = node.meta.get("val")
+        if random_states.is_state(node):
+            continue
         for v in tree_flatten(value)[0]:
-            if isinstance(v, torch.Tensor) and v.device.type != "tpu" and v.dim():
-                return False
+            if isinstance(v, torch.Tensor):
+                if (v.device.type != "tpu" and v.dim()) or not numbers.symbols(v) <= known:
+                    return False
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
             if value.device.type != "tpu":
                 return False
-        if node.op == "call_function":
-            op = node.target
-            if isinstance(op, torch._ops.OpOverload):
-                if lowering_of(op) is None and not _is_size(op):
-                    return False
-                if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
-                    return False
-            elif op is not operator.getitem and not is_number(value):
+        if numbers.is_computed(value, known):
+            if not numbers.can_be_computed(node):
                 return False
+        elif node.op == "call_function" and not _can_be_called(node, known):
+            return False
     return all(
-        not isinstance(r, Node) or not is_tensor(r) or r.meta["val"].device.type == "tpu"
-        for r in _outputs(module)
+        not isinstance(r, Node)
+        or not _is_tensor(r)
+        or r.meta["val"].device.type == "tpu"
+        or random_states.is_state(r)
+        for r in outputs(module)
     )
+
+
+def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
+    op: Any = random_states.drawn_op(node) or node.target
+    if isinstance(op, torch._ops.HigherOrderOperator):
+        bodies = ((g, numbers.known_inside(g, known)) for g in subgraphs(node))
+        return control_flow.can_be_lowered(node) and all(_can_be_lowered(*b) for b in bodies)
+    if isinstance(op, torch._ops.OpOverload):
+        if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
+            return False
+        return lowering_of(op) is not None or _is_size(op)
+    return op is operator.getitem or is_arithmetic(node.meta.get("val"))
 
 
 def _is_plain(node: Any) -> bool:
@@ -150,45 +179,33 @@ def _is_size(op: Any) -> bool:
     return overload_name(op).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride"))
 
 
-def _outputs(module: GraphModule) -> list[Any]:
-    (output,) = [n for n in module.graph.nodes if n.op == "output"]
-    return list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+def _known(module: GraphModule) -> AbstractSet[Any]:
+    """The symbols that a graph's inputs give a value to."""
+    values = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+    return Symbols(values, [v for v in values if isinstance(v, torch.Tensor)]).known
 
 
-def _graph_of(module: GraphModule) -> Graph | None:
-    """The graph, or None where a size in it follows from no input."""
+def _graph_of(module: GraphModule) -> Graph:
     nodes = list(module.graph.nodes)
-    inputs = [n.meta.get("val") for n in nodes if n.op == "placeholder"]
-    tensors = [i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
-    sizes = [i for i, v in enumerate(inputs) if isinstance(v, (int, torch.SymInt))]
-    symbols = Symbols([inputs[i] for i in sizes], [inputs[i] for i in tensors])
-    if not all(symbols.known(t) for n in nodes for t in _terms(n, symbols)):
-        return None
-    number = {node: i for i, node in enumerate(nodes)}
-    results = []
-    for r in _outputs(module):
-        value = r.meta["val"] if isinstance(r, Node) else r
-        if isinstance(value, torch.Tensor):
-            shape, strides = (tuple(map(symbols.term, n)) for n in (value.shape, value.stride()))
-            results.append(Made(number[r], shape, strides, value.dtype))
-        else:
-            results.append(symbols.term(value))
-    draws = sum(n.op == "call_function" and _is_random(n.target) for n in nodes)
-    key = _key(module, symbols)
-    return Graph(key, steps_of(module, symbols), symbols, tensors, sizes, results, draws)
-
-
-def _terms(node: Node, symbols: Symbols) -> Iterator[Any]:
-    for value in tree_flatten(node.meta.get("val"))[0]:
-        if isinstance(value, torch.Tensor):
-            yield from map(symbols.term, (*value.shape, *value.stride()))
-        else:
-            yield symbols.term(value)
-
-
-def _is_random(target: Any) -> bool:
-    entry = lowering_of(target)
-    return entry is not None and entry.random
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    states = {n.meta[STATE] for n in nodes if STATE in n.meta}
+    tensors = [i for i, n in enumerate(inputs) if _is_tensor(n) and n not in states]
+    sizes = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), (int, torch.SymInt))]
+    values = [n.meta.get("val") for n in inputs]
+    symbols = Symbols([values[i] for i in sizes], [values[i] for i in tensors])
+    results = outputs(module)
+    return Graph(
+        key=_key(module, symbols),
+        module=module,
+        symbols=symbols,
+        count=len(inputs),
+        tensors=tensors,
+        sizes=sizes,
+        results=results,
+        made=[_is_made(r, symbols.known) for r in results],
+        seeds=Seeds(module),
+        same=repeats(module, symbols),
+    )
 
 
 @functools.cache
@@ -210,7 +227,7 @@ def _key(module: GraphModule, symbols: Symbols) -> str:
         if isinstance(value, torch.Tensor):
             shape, strides = (text(tuple(n)) for n in (value.shape, value.stride()))
             return f"{value.dtype}{shape}{strides}{value.device.type}"
-        return f"{type(value).__name__}:{symbols.term(value)}"
+        return symbols.text(value)
 
     for node in module.graph.nodes:
         parts = [node.op, str(node.target) if node.op == "call_function" else ""]
@@ -218,7 +235,10 @@ def _key(module: GraphModule, symbols: Symbols) -> str:
         parts += [f"{k}={text(v)}" for k, v in sorted(node.kwargs.items())]
         parts.append(text(node.meta.get("val")))
         digest.update("|".join(parts).encode() + b"\n")
-        if node.op == "get_attr":
+        body = subgraph(node)
+        if body is not None:
+            digest.update(_key(body, symbols).encode())
+        elif node.op == "get_attr":
             constant = getattr(module, str(node.target))
             digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
     return digest.hexdigest()
@@ -243,38 +263,24 @@ def _meta(
 ) -> list[torch.Tensor]:
     graph = GRAPHS[key]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
-    return [
-        torch.empty_strided(bound.all(r.shape), bound.all(r.strides), dtype=r.dtype, device="meta")
-        for r in graph.results
-        if isinstance(r, Made)
-    ]
+    made = []
+    for result, is_made in zip(graph.results, graph.made):
+        if is_made and _is_tensor(result):
+            like = result.meta["val"]
+            shape, strides = bound.all(like.shape), bound.all(like.stride())
+            made.append(torch.empty_strided(shape, strides, dtype=like.dtype, device="meta"))
+        elif is_made:
+            made.append(torch.empty((), dtype=torch.int64, device="meta"))
+    return made
 
 
 def _lower(
     inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any], key: str
-) -> list[Any]:
+) -> list[jax.Array]:
     graph = GRAPHS[key]
+    given = {**dict(zip(graph.tensors, inputs)), **dict(zip(graph.sizes, sizes))}
+    arguments = [given.get(i) for i in range(graph.count)]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
-    outlined = divided()
-    if outlined is None:
-        values = evaluate(graph.steps, inputs, sizes, bound, _caller(iter(seeds)))
-        return [values[r.step] for r in graph.results if isinstance(r, Made)]
-    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
-    values = evaluate(graph.steps, avals, sizes, bound, outlined)
-    made = [values[r.step] for r in graph.results if isinstance(r, Made)]
-    return [jnp.zeros(x.shape, x.dtype) for x in made]
-
-
-def _caller(words: Iterator[Any]) -> Caller:
-    """Calls lowerings; a random op takes the next four words of seeds."""
-
-    def call(
-        entry: Lowering, args: tuple[Any, ...], kwargs: dict[str, Any], out: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        key = None
-        if entry.random:
-            key = derive_key(*(jnp.asarray(next(words)).astype(jnp.uint32) for _ in range(4)))
-        result: tuple[Any, ...] = call_lowering(entry, args, kwargs, out, key)
-        return result
-
-    return call
+    same = graph.same if outlining() else {}
+    values = evaluate(graph.module, arguments, bound, Words(seeds), same)
+    return [values[r] for r, is_made in zip(graph.results, graph.made) if is_made]

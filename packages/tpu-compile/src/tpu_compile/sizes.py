@@ -14,28 +14,12 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A number that follows from the sizes.
-
-    Attributes:
-        expression: Over the graph's own symbols.
-        kind: ``int``, ``float`` or ``bool``.
-    """
-
-    expression: Any
-    kind: type
-
-    def __str__(self) -> str:
-        return f"{self.kind.__name__}({self.expression})"
-
-
-@dataclass(frozen=True, slots=True)
 class Dynamic:
     """A size that a graph leaves open.
 
     Attributes:
-        symbol: Its name in the graph's expressions.
-        origin: What it is called in the program: equal in a forward graph and its backward.
+        symbol: What it is called in the graph's metadata.
+        origin: The program's name for it: equal in a forward graph and its backward.
         low, high: Its range; `high` is None where the program sets no bound.
         number: Position among the graph's sizes, or None.
         dims: (tensor input, dim) of this size.
@@ -50,17 +34,18 @@ class Dynamic:
 
 
 class Symbols:
-    """The open sizes of a graph, renamed in the order of its inputs.
-
-    A name that Dynamo chooses depends on what was compiled before; these do not.
+    """The open sizes of a graph.
 
     Args:
         numbers: The graph's size inputs.
         tensors: Its tensor inputs.
+
+    Attributes:
+        open: The sizes.
+        known: Their symbols.
     """
 
     def __init__(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        self._renamed: dict[Any, sympy.Symbol] = {}
         at: dict[Any, tuple[torch.SymInt, int | None, list[tuple[int, int]]]] = {}
         for position, number in enumerate(numbers):
             if is_symbol(number):
@@ -69,26 +54,27 @@ class Symbols:
             for dim, size in enumerate(tensor.shape):
                 if is_symbol(size):
                     at.setdefault(size.node.expr, (size, None, []))[2].append((index, dim))
-        for symbol in at:
-            self._renamed[symbol] = sympy.Symbol(f"d{len(self._renamed)}", integer=True)
         self.open = [
-            _dynamic(self._renamed[symbol], size, number, tuple(dims))
+            _dynamic(symbol, size, number, tuple(dims))
             for symbol, (size, number, dims) in at.items()
         ]
+        self.known = set(at)
+        self._names = {s: sympy.Symbol(f"d{i}", integer=True) for i, s in enumerate(at)}
 
-    def term(self, value: Any) -> Any:
-        """A symbolic number in the graph's own symbols; any other as it is."""
+    def text(self, value: Any) -> str:
+        """A number as text that is the same in every process.
+
+        Args:
+            value: A number, symbolic or not, or another argument of a node.
+        """
         if not isinstance(value, SYMBOLIC):
-            return value
-        expression = value.node.expr.xreplace(self._renamed)
-        kind = value.node.pytype
-        return Term(expression, kind) if expression.free_symbols else kind(expression)
-
-    def known(self, term: Any) -> bool:
-        """Whether the inputs say what a term comes to."""
-        return not isinstance(term, Term) or term.expression.free_symbols <= set(
-            self._renamed.values()
-        )
+            return f"{type(value).__name__}:{value}"
+        # A name that Dynamo chooses depends on what was compiled before; one by order does not.
+        for symbol in sorted(value.node.expr.free_symbols, key=str):
+            if symbol not in self._names:
+                self._names[symbol] = sympy.Symbol(f"d{len(self._names)}", integer=True)
+        expression = value.node.expr.xreplace(self._names)
+        return f"{value.node.pytype.__name__}:{expression}"
 
     def bind(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Sizes:
         """Values in one call.
@@ -124,25 +110,52 @@ def _dynamic(
 
 
 class Sizes:
-    """Values of a graph's symbols, and of the terms over them."""
+    """Values of a graph's symbols, and of what follows from them.
 
-    def __init__(self, values: Mapping[sympy.Symbol, int]) -> None:
+    Args:
+        values: By symbol.
+    """
+
+    def __init__(self, values: Mapping[Any, int]) -> None:
         self._values = {s: sympy.Integer(n) for s, n in values.items()}
-        self._terms: dict[Term, Any] = {}
+        self._found: dict[Any, Any] = {}
 
-    def value(self, term: Any) -> Any:
-        """A number, or what a term comes to.
+    def value(self, number: Any) -> Any:
+        """A number, or what a symbolic one comes to.
 
         Example:
-            >>> sizes.value(Term(2 * d0, int))
+            >>> sizes.value(x.shape[0] * 2)
             14
         """
-        if not isinstance(term, Term):
-            return term
-        if term not in self._terms:
-            self._terms[term] = term.kind(term.expression.xreplace(self._values))
-        return self._terms[term]
+        if not isinstance(number, SYMBOLIC):
+            return number
+        expression, kind = number.node.expr, number.node.pytype
+        if (expression, kind) not in self._found:
+            self._found[expression, kind] = kind(expression.xreplace(self._values))
+        return self._found[expression, kind]
 
-    def all(self, terms: Iterable[Any]) -> tuple[Any, ...]:
+    def all(self, numbers: Iterable[Any]) -> tuple[Any, ...]:
         """As `value`, of several."""
-        return tuple(map(self.value, terms))
+        return tuple(map(self.value, numbers))
+
+    def knows(self, number: Any) -> bool:
+        """Whether `value` can tell a number; what comes from a tensor's contents it cannot."""
+        return not isinstance(number, SYMBOLIC) or (
+            number.node.expr.free_symbols <= self._values.keys()
+        )
+
+    def inside(self, inputs: Sequence[Any], arguments: Sequence[Any]) -> Sizes:
+        """The sizes as the body of a loop or branch knows them, with symbols of its own.
+
+        Args:
+            inputs: Metadata of the body's inputs.
+            arguments: What it is called with.
+        """
+        own: dict[Any, int] = {}
+        for value, given in zip(inputs, arguments, strict=True):
+            if isinstance(value, torch.Tensor):
+                pairs = [*zip(value.shape, given.shape)]
+            else:
+                pairs = [(value, given)] if isinstance(given, int) else []
+            own.update((size.node.expr, n) for size, n in pairs if is_symbol(size))
+        return Sizes({**self._values, **own})

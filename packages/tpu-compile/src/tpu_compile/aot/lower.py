@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tpu_compile.aot.annotations import over, scope
 from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.sharding import Spec
-from tpu_compile.graphs import lowering_of
+from tpu_compile.lookup import lowering_of
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph

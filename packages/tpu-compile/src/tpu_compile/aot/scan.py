@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.aot.annotations import constrain, scope
-from tpu_compile.graphs import lowering_of
+from tpu_compile.lookup import lowering_of
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register
 from tpu_core.recorder.compute import run_graph

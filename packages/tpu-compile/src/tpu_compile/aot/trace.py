@@ -23,7 +23,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as module_hooks
 
 import tpu_core
-from tpu_compile.graphs import decompositions, lowering_of
+from tpu_compile.graphs import decompositions
+from tpu_compile.lookup import lowering_of
 from tpu_core.errors import DataDependentError, UnsupportedOpError
 
 _DATA_DEPENDENT = (

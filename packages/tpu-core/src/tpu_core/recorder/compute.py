@@ -164,6 +164,7 @@ def call_node(
     entry: Lowering,
     values: Mapping[torch.fx.Node, Any],
     key: Any = None,
+    size: Callable[[Any], int] = int,
 ) -> Any:
     """The value of one node of an FX graph.
 
@@ -172,6 +173,7 @@ def call_node(
         entry: The overload's lowering.
         values: Values of the nodes before.
         key: Of a random op.
+        size: What a size in the node's metadata comes to.
     """
     op: Any = node.target
     args = torch.fx.node.map_arg(node.args, values.__getitem__)
@@ -181,7 +183,7 @@ def call_node(
     kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
     meta = node.meta["val"]
     several = len(op._schema.returns) > 1
-    out = tuple(_avals(m) for m in (meta if several else (meta,)))
+    out = tuple(_avals(m, size) for m in (meta if several else (meta,)))
     result = call_lowering(entry, args, kwargs, out, key)
     return result if several else result[0]
 
@@ -191,11 +193,11 @@ def _thaw(value: Any) -> Any:
     return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _avals(meta: Any) -> Any:
+def _avals(meta: Any, size: Callable[[Any], int]) -> Any:
     from tpu_core.lowering.dtypes import to_numpy_dtype
 
     if isinstance(meta, (list, tuple)):
-        return [_avals(m) for m in meta]
+        return [_avals(m, size) for m in meta]
     if isinstance(meta, torch.Tensor):
-        return jax.ShapeDtypeStruct(tuple(meta.shape), to_numpy_dtype(meta.dtype))
+        return jax.ShapeDtypeStruct(tuple(map(size, meta.shape)), to_numpy_dtype(meta.dtype))
     return None

@@ -1,0 +1,176 @@
+"""PyTorch's higher-order ops as StableHLO's control flow.
+
+A lowering takes a `Call` and the op's arguments, graphs among them; it returns what the op does.
+Bodies are evaluated by the same evaluator as the graph around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch.fx import GraphModule, Node
+
+from tpu_compile import flex_attention
+from tpu_compile.draws import Derived, Draws, is_random
+from tpu_compile.sizes import Sizes
+from tpu_core.lowering.random import fold_in
+
+_HOPS = torch.ops.higher_order
+
+Results = tuple[Any, ...]
+
+
+class Evaluator(Protocol):
+    """`tpu_compile.evaluate.call`."""
+
+    def __call__(
+        self, module: GraphModule, arguments: Sequence[Any], sizes: Sizes, draws: Draws
+    ) -> Results: ...
+
+
+class Call:
+    """One call of a higher-order op.
+
+    Args:
+        node: The call.
+        evaluator: Evaluates its graphs.
+        sizes: Values of the symbols known outside.
+        draws: Gives the key of a call that draws random numbers.
+    """
+
+    def __init__(self, node: Node, evaluator: Evaluator, sizes: Sizes, draws: Draws) -> None:
+        self.node, self.sizes, self.draws = node, sizes, draws
+        self._evaluator = evaluator
+
+    def key(self) -> jax.Array | None:
+        """The key of the call, if it draws random numbers."""
+        return self.draws.key() if is_random(self.node) else None
+
+    def run(
+        self, module: GraphModule, arguments: Sequence[Any], key: jax.Array | None, round_: Any = 0
+    ) -> Results:
+        """The results of a graph, as arrays.
+
+        Args:
+            module: The graph.
+            arguments: Its inputs.
+            key: Of the call.
+            round_: Number of the round of a loop: each draws other numbers.
+        """
+        draws = self.draws if key is None else Derived(fold_in(key, round_))
+        return self.inline(module, arguments, draws)
+
+    def inline(self, module: GraphModule, arguments: Sequence[Any], draws: Draws) -> Results:
+        """The results of a graph whose draws are those of the graph around it."""
+        inputs = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+        results = self._evaluator(module, arguments, self.sizes.inside(inputs, arguments), draws)
+        return tuple(_as_array(r) for r in results)
+
+
+def _as_array(value: Any) -> Any:
+    """Numbers as what loops can carry; None stays."""
+    return jnp.asarray(np.asarray(value)) if isinstance(value, (bool, int, float)) else value
+
+
+def _truth(value: Any) -> Any:
+    return jnp.reshape(value, ()).astype(np.bool_)
+
+
+def _cond(
+    call: Call, pred: Any, if_true: GraphModule, if_false: GraphModule, operands: Sequence[Any]
+) -> Results:
+    key = call.key()
+    if isinstance(pred, (bool, int)):
+        return call.run(if_true if pred else if_false, operands, key)
+    result: Results = lax.cond(
+        _truth(pred),
+        lambda: call.run(if_true, operands, key),
+        lambda: call.run(if_false, operands, key),
+    )
+    return result
+
+
+def _while_loop(
+    call: Call,
+    test: GraphModule,
+    body: GraphModule,
+    carried: Sequence[Any],
+    others: Sequence[Any] = (),
+) -> Results:
+    key = call.key()
+    start = tuple(_as_array(x) for x in carried)
+
+    def goes_on(state: tuple[Any, Results]) -> Any:
+        (truth,) = call.run(test, (*state[1], *others), key, state[0])
+        return _truth(truth)
+
+    def step(state: tuple[Any, Results]) -> tuple[Any, Results]:
+        results = call.run(body, (*state[1], *others), key, state[0])
+        return state[0] + 1, tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
+
+    return lax.while_loop(goes_on, step, (np.uint32(0), start))[1]
+
+
+def _scan(
+    call: Call,
+    combine: GraphModule,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    others: Sequence[Any] = (),
+) -> Results:
+    key, count = call.key(), len(init)
+
+    def step(carry: Results, item: tuple[Any, Results]) -> tuple[Results, Results]:
+        results = call.run(combine, (*carry, *item[1], *others), key, item[0])
+        return results[:count], results[count:]
+
+    rounds = jnp.arange(xs[0].shape[0], dtype=np.uint32)
+    carry, ys = lax.scan(step, tuple(map(_as_array, init)), (rounds, tuple(xs)))
+    return *carry, *ys
+
+
+def _map(call: Call, body: GraphModule, xs: Sequence[Any], others: Sequence[Any] = ()) -> Results:
+    return _scan(call, body, (), xs, others)
+
+
+def _associative_scan(
+    call: Call, combine: GraphModule, xs: Sequence[Any], others: Sequence[Any] = ()
+) -> Results:
+    key = call.key()
+
+    def pair(left: Results, right: Results) -> Results:
+        run: Callable[..., Results] = jax.vmap(
+            lambda *both: call.run(combine, (*both, *others), key), in_axes=0
+        )
+        return run(*left, *right)
+
+    return tuple(lax.associative_scan(pair, tuple(xs)))
+
+
+def _invoke_subgraph(call: Call, body: GraphModule, name: str, *operands: Any) -> Results:
+    return call.inline(body, operands, call.draws)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    _HOPS.cond: _cond,
+    _HOPS.while_loop: _while_loop,
+    _HOPS.scan: _scan,
+    _HOPS.map_impl: _map,
+    _HOPS.associative_scan: _associative_scan,
+    _HOPS.invoke_subgraph: _invoke_subgraph,
+    _HOPS.flex_attention: flex_attention.flex_attention,
+    _HOPS.flex_attention_backward: flex_attention.flex_attention_backward,
+}
+
+
+def can_be_lowered(node: Node) -> bool:
+    """Whether a higher-order op has a lowering; that of its bodies' ops is another question."""
+    # What draws random numbers for each score has no numbers in PyTorch's eager either.
+    scores = (_HOPS.flex_attention, _HOPS.flex_attention_backward)
+    return node.target in LOWERINGS and not (node.target in scores and is_random(node))

@@ -1,0 +1,137 @@
+"""Random numbers of compiled graphs: which words each draw is keyed by.
+
+A random op of the graph itself takes the generator's next words, as it would in eager. Ops in the
+body of a loop or branch share the words of that loop or branch, since how often they run is not
+known before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.fx import GraphModule, Node
+
+from tpu_compile.lookup import lowering_of, subgraphs
+from tpu_core import _C
+from tpu_core.lowering.random import derive_key, fold_in
+
+_MASK = 0xFFFFFFFF
+
+
+class Draws(Protocol):
+    """Gives the keys of random ops, in the graph's order."""
+
+    def key(self) -> jax.Array:
+        """The ``uint32[2]`` key of the next random op."""
+        ...
+
+
+class Words:
+    """Keys from four words each.
+
+    Args:
+        words: Words of seeds and offsets, one after the other.
+    """
+
+    def __init__(self, words: Iterable[Any]) -> None:
+        self._words = iter(words)
+
+    def key(self) -> jax.Array:
+        """The key of the next four words."""
+        return derive_key(*(jnp.asarray(next(self._words)).astype(jnp.uint32) for _ in range(4)))
+
+
+class Derived:
+    """Keys of a body's random ops, from the one of the loop or branch.
+
+    Args:
+        key: Of one round.
+    """
+
+    def __init__(self, key: jax.Array) -> None:
+        self._key, self._count = key, 0
+
+    def key(self) -> jax.Array:
+        """An independent key for each call."""
+        self._count += 1
+        return fold_in(self._key, self._count - 1)
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node draws random numbers; the body of a loop or branch may."""
+    if node.op != "call_function":
+        return False
+    entry = lowering_of(node.target)
+    if entry is not None:
+        return entry.random
+    return any(map(_draws, subgraphs(node)))
+
+
+def _draws(module: GraphModule) -> bool:
+    return any(map(is_random, module.graph.nodes))
+
+
+def drawing(module: GraphModule) -> list[Node]:
+    """The nodes of a graph that take words; those of a graph that is called in place are its own.
+
+    A graph that is called twice is named twice.
+    """
+    found: list[Node] = []
+    for node in module.graph.nodes:
+        if node.target is torch.ops.higher_order.invoke_subgraph:
+            found += (n for inner in subgraphs(node) for n in drawing(inner))
+        elif is_random(node):
+            found.append(node)
+    return found
+
+
+class Seeds:
+    """The words that a graph's draws take in one call.
+
+    Args:
+        module: The graph.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self._nodes = drawing(module)
+        states = (n.meta.get(STATE) for n in self._nodes)
+        self._given = [None if state is None else inputs.index(state) for state in states]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def words(self, device: torch.device, arguments: Sequence[Any]) -> list[tuple[int, ...]]:
+        """Four words a draw.
+
+        Args:
+            device: Whose generator advances.
+            arguments: Of the graph; random states to draw from again are among them.
+        """
+        generator = _C.default_generator(device.index)
+        found: list[tuple[int, ...]] = []
+        for given in self._given:
+            if given is None:
+                seed, offset = _C.next_seed(generator)
+            else:
+                seed, offset = arguments[given].view(torch.int64).tolist()
+            found.append((seed & _MASK, seed >> 32 & _MASK, offset & _MASK, offset >> 32 & _MASK))
+        return found
+
+    def state(self, node: Node, words: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """The random state that a draw took: 16 bytes on the CPU, seed then offset.
+
+        Args:
+            node: Makes the state, see `tpu_compile.random_states`.
+            words: Of this call.
+        """
+        taken = words[self._nodes.index(node.args[0])]  # type: ignore[arg-type]  # a node
+        return torch.tensor(taken, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
+
+
+STATE = "tpu_random_state"
+"""Key of a node's metadata: the input that is the random state it draws from."""

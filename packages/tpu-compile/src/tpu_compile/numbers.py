@@ -1,0 +1,74 @@
+"""Numbers that a program computes: a count that a loop carries, say, unlike a tensor's size."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from tpu_compile.lookup import lowering_of
+
+_ARITHMETIC = {
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.neg,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    operator.eq,
+    operator.ne,
+    torch.sym_not,
+}
+
+# A tensor's place takes a number too, which stands for one of no dims.
+_NUMBERS = (torch.NumberType, torch.FloatType, torch.TensorType)
+
+
+def symbols(value: Any) -> set[Any]:
+    """The symbols in a number, or in a tensor's shape."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return set(value.node.expr.free_symbols)
+    if isinstance(value, torch.Tensor):
+        return set().union(*map(symbols, (*value.shape, *value.stride())))
+    return set()
+
+
+def known_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
+    """The symbols that the body of a loop or branch knows, given those known outside."""
+    own = (n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder")
+    return set(known).union(*(symbols(v) for v in own if isinstance(v, torch.Tensor)))
+
+
+def is_computed(value: Any, known: AbstractSet[Any]) -> bool:
+    """Whether a node's metadata is a number that the program computes."""
+    number = isinstance(value, (torch.SymInt, torch.SymBool))
+    return number and not symbols(value) <= set(known)
+
+
+def can_be_computed(node: Node) -> bool:
+    """Whether a node that is such a number can be one in a program, and where it is used."""
+    made = node.op == "placeholder" or node.target in _ARITHMETIC or node.target is operator.getitem
+    return made and all(_takes(user, node) for user in node.users)
+
+
+def _takes(user: Node, number: Node) -> bool:
+    if user.op == "output" or user.target in _ARITHMETIC:
+        return True
+    op = user.target
+    if isinstance(op, torch._ops.HigherOrderOperator):
+        return True
+    entry = lowering_of(op)
+    if entry is None or not isinstance(op, torch._ops.OpOverload):
+        return False
+    named = [*zip(op._schema.arguments, user.args)]
+    named += [(a, user.kwargs[a.name]) for a in op._schema.arguments if a.name in user.kwargs]
+    places = [a for a, value in named if value is number]
+    # Anywhere else, in a list of sizes say, it would have to be known.
+    return bool(places) and all(
+        isinstance(a.type, _NUMBERS) and a.name not in entry.static for a in places
+    )
