@@ -67,9 +67,9 @@ def selective(function: Wrap, x: torch.Tensor) -> torch.Tensor:
 
 
 def step(device: str, wrap: Wrap, dropout: float = 0.0) -> list[torch.Tensor]:
-    """Loss and gradients of a step of six blocks, which updates the parameters too."""
+    """Loss and gradients of a step of four blocks, which updates the parameters too."""
     torch.manual_seed(0)
-    blocks = nn.ModuleList(Block(32, dropout) for _ in range(6)).to(device)
+    blocks = nn.ModuleList(Block(32, dropout) for _ in range(4)).to(device)
     optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
     x = torch.linspace(-1, 1, 256 * 32).view(256, 32).to(device).requires_grad_()
 
@@ -104,18 +104,20 @@ def peak(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
 
 def assert_close(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
     for g, w in zip(got, want, strict=True):
-        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(g, w)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_memory_is_saved(monkeypatch: pytest.MonkeyPatch, dropout: float) -> None:
     found: list[list[torch.Tensor]] = []
     kept = peak(monkeypatch, lambda: found.append(step("tpu", plain, dropout)))
+    state = torch.tpu.get_rng_state()
     recomputed = peak(monkeypatch, lambda: found.append(step("tpu", whole, dropout)))
     assert len(GRAPHS) == 4  # forward and backward, none of them op by op
     assert recomputed < 0.6 * kept, (recomputed, kept)
     # The same is dropped again as was before, and as is without checkpoints.
     assert_close(found[1], found[0])
+    assert torch.equal(torch.tpu.get_rng_state(), state)
     if not dropout:
         assert_close(found[1], step("cpu", plain))
 
@@ -123,13 +125,3 @@ def test_memory_is_saved(monkeypatch: pytest.MonkeyPatch, dropout: float) -> Non
 def test_selective_checkpoints() -> None:
     assert_close(step("tpu", selective), step("cpu", plain))
     assert len(GRAPHS) == 2
-
-
-def test_random_state_goes_on_as_in_eager() -> None:
-    states, results = [], []
-    for wrap in (plain, whole):
-        torch._dynamo.reset()
-        results.append(step("tpu", wrap, 0.5))
-        states.append(torch.tpu.get_rng_state())
-    assert torch.equal(*states)
-    assert_close(*results)
