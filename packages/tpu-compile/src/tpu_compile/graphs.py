@@ -21,12 +21,21 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
 from tpu_compile.sizes import Symbols
-from tpu_compile.steps import Caller, Step, evaluate, is_number, is_tensor, lowering_of, steps_of
+from tpu_compile.steps import (
+    Caller,
+    Step,
+    evaluate,
+    is_number,
+    is_tensor,
+    lowering_of,
+    once,
+    steps_of,
+)
 from tpu_core import _C
 from tpu_core.lowering.evaluate import call_lowering, to_jax
 from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.registry import Lowering, register
-from tpu_core.padding.outline import divided
+from tpu_core.padding.outline import outlining
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
@@ -41,6 +50,7 @@ class Graph:
     Attributes:
         key: Hash of what it computes, the same in every process.
         steps: What it computes.
+        once: The same with calls that repeat an earlier one left out.
         symbols: The sizes that it leaves open.
         tensors: Positions of its tensor inputs.
         sizes: Positions of its inputs that are sizes.
@@ -50,6 +60,7 @@ class Graph:
 
     key: str
     steps: list[Step]
+    once: list[Step]
     symbols: Symbols
     tensors: list[int]
     sizes: list[int]
@@ -175,7 +186,8 @@ def _graph_of(module: GraphModule) -> Graph | None:
             results.append(symbols.term(value))
     draws = sum(n.op == "call_function" and _is_random(n.target) for n in nodes)
     key = _key(module, symbols)
-    return Graph(key, steps_of(module, symbols), symbols, tensors, sizes, results, draws)
+    steps = steps_of(module, symbols)
+    return Graph(key, steps, once(steps), symbols, tensors, sizes, results, draws)
 
 
 def _terms(node: Node, symbols: Symbols) -> Iterator[Any]:
@@ -255,14 +267,9 @@ def _lower(
 ) -> list[Any]:
     graph = GRAPHS[key]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
-    outlined = divided()
-    if outlined is None:
-        values = evaluate(graph.steps, inputs, sizes, bound, _caller(iter(seeds)))
-        return [values[r.step] for r in graph.results if isinstance(r, Made)]
-    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
-    values = evaluate(graph.steps, avals, sizes, bound, outlined)
-    made = [values[r.step] for r in graph.results if isinstance(r, Made)]
-    return [jnp.zeros(x.shape, x.dtype) for x in made]
+    steps = graph.once if outlining() else graph.steps
+    values = evaluate(steps, inputs, sizes, bound, _caller(iter(seeds)))
+    return [values[r.step] for r in graph.results if isinstance(r, Made)]
 
 
 def _caller(words: Iterator[Any]) -> Caller:

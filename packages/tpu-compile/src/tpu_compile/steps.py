@@ -42,11 +42,12 @@ class Step:
     """One node of a graph.
 
     Attributes:
-        kind: ``tensor`` or ``number`` (inputs), ``constant``, ``term``, ``item`` or ``call``.
-        value: The constant, the term, or the index of the item.
+        kind: ``tensor`` or ``number`` (inputs), ``constant``, ``term``, ``item``, ``call``, or
+            ``same`` as another step.
+        value: The constant, the term, the index of the item, or the other step.
         args, kwargs: Arguments of a call, or the source of an item.
         entry: The lowering that is called.
-        out: What it returns, see `call_lowering`.
+        out: What it returns, see `call_lowering`; of an input what it is.
         several: Whether it has several returns.
     """
 
@@ -98,7 +99,8 @@ def steps_of(module: GraphModule, symbols: Symbols) -> list[Step]:
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
-            steps.append(Step("tensor" if is_tensor(node) else "number"))
+            kind = "tensor" if is_tensor(node) else "number"
+            steps.append(Step(kind, out=(aval_of(value, symbols),)))
         elif node.op == "get_attr":
             steps.append(Step("constant", to_jax(getattr(module, str(node.target)))))
         elif node.op == "output":
@@ -133,6 +135,37 @@ def aval_of(meta: Any, symbols: Symbols) -> Any:
     if isinstance(meta, torch.Tensor):
         return Aval(tuple(map(symbols.term, meta.shape)), to_numpy_dtype(meta.dtype))
     return None
+
+
+def once(steps: Sequence[Step]) -> list[Step]:
+    """The steps with each call that has the form of an earlier one replaced by its result.
+
+    Layers repeat: what a lowering makes of sizes is the same in all of them.
+    """
+    first: dict[str, int] = {}
+    kept: list[Step] = []
+    for i, step in enumerate(steps):
+        if step.kind != "call" or step.entry is None or step.entry.random:
+            kept.append(step)
+            continue
+        arguments = _form(steps, step.args), _form(steps, step.kwargs)
+        earlier = first.setdefault(repr((step.entry.op, arguments, step.out)), i)
+        kept.append(step if earlier == i else Step("same", earlier))
+    return kept
+
+
+def _form(steps: Sequence[Step], value: Any) -> Any:
+    """Arguments with what is known of values in their place."""
+    if isinstance(value, tuple):
+        return tuple(_form(steps, v) for v in value)
+    if not isinstance(value, Reference):
+        return value
+    source = steps[value.step]
+    if source.kind in ("tensor", "call"):
+        return source.out if source.several else source.out[0]
+    if source.kind == "item":
+        return _form(steps, source.args[0])[source.value]
+    return source.value if source.kind == "term" else value
 
 
 def resolved(value: Any, values: Sequence[Any], sizes: Sizes) -> Any:
@@ -184,6 +217,8 @@ def evaluate(
             out = tuple(concrete_out(o, sizes) for o in step.out)
             result = call(step.entry, args, kwargs, out)
             values.append(result if step.several else result[0])
+        elif step.kind == "same":
+            values.append(values[step.value])
         elif step.kind == "item":
             values.append(resolved(step.args[0], values, sizes)[step.value])
         else:

@@ -3,7 +3,7 @@
 A median of 5 or 6 elements takes the third, of 11 the sixth: two recordings may agree in an integer
 that is no constant. So each size is compared before it is served for the first time: its ops are
 traced, each form of an op once, and every integer in them must be what the recordings say. An op
-that stands for a graph of others hands them over one by one (`divided`), as layers repeat.
+that stands for a graph of others sees to that itself (`outlining`), as layers repeat.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,35 +19,38 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from tpu_core.compiler.segment import Segment
-from tpu_core.lowering.evaluate import call_lowering
-from tpu_core.lowering.precision import precision_name
-from tpu_core.lowering.registry import Lowering
 from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder.plan import NodePlan
 
 # Form of the equations, and the numbers in them.
 Outline = tuple[str, tuple[float, ...]]
 Aval = tuple[tuple[int, ...], np.dtype[Any]]
-Call = Callable[[Lowering, tuple[Any, ...], dict[str, Any], tuple[Any, ...]], Any]
+
+_outlining: ContextVar[bool] = ContextVar("tpu_outlining", default=False)
+
+
+def outlining() -> bool:
+    """Whether an op is traced for its outline: what it traces twice says nothing new."""
+    return _outlining.get()
 
 
 def outlines(segment: Segment) -> Iterator[Outline]:
-    """The outline of each node whose ops have one, and of the ops that some of them stand for."""
+    """The outline of each node whose ops have one."""
     ends = [n.numbers for n in segment.nodes[1:]] + [len(segment.numbers)]
     for node, end in zip(segment.nodes, ends):
         if node.plan is None:
             continue
         operands = tuple((segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands)
         lifted = segment.numbers[node.numbers : end]
-        yield from _outlines(
+        yield _outline(
             node.plan, operands, tuple((n.pack, n.value if n.compiled_in else None) for n in lifted)
         )
 
 
 @functools.lru_cache(maxsize=8192)
-def _outlines(
+def _outline(
     plan: NodePlan, operands: tuple[Aval, ...], lifted: tuple[tuple[int, float | None], ...]
-) -> tuple[Outline, ...]:
+) -> Outline:
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands]
     kinds = [pjrt.PACK_DTYPES[k] for k, value in lifted if value is None]
 
@@ -58,77 +59,15 @@ def _outlines(
         known = (pjrt.weak(next(inputs)) if v is None else v for _, v in lifted)
         return plan.lower(values, known)
 
-    with jax.enable_x64(True), _dividing() as parts:
-        traced = jax.make_jaxpr(lower)(avals, [jax.ShapeDtypeStruct((), k) for k in kinds])
-    return (_written(traced), *parts)
-
-
-def _written(traced: ClosedJaxpr) -> Outline:
+    token = _outlining.set(True)
+    try:
+        with jax.enable_x64(True):
+            traced = jax.make_jaxpr(lower)(avals, [jax.ShapeDtypeStruct((), k) for k in kinds])
+    finally:
+        _outlining.reset(token)
     writer = _Writer()
     writer.closed(traced)
     return hashlib.sha256("|".join(writer.form).encode()).hexdigest(), tuple(writer.found)
-
-
-_parts: ContextVar[list[Outline] | None] = ContextVar("tpu_outlines", default=None)
-
-
-@contextmanager
-def _dividing() -> Iterator[list[Outline]]:
-    parts: list[Outline] = []
-    token = _parts.set(parts)
-    try:
-        yield parts
-    finally:
-        _parts.reset(token)
-
-
-def divided() -> Call | None:
-    """What the lowering of a graph calls other lowerings with while it is outlined, else None.
-
-    Arrays stand in its arguments and results as `jax.ShapeDtypeStruct`.
-    """
-    parts = _parts.get()
-    if parts is None:
-        return None
-
-    def call(
-        entry: Lowering, args: tuple[Any, ...], kwargs: dict[str, Any], out: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        held, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)
-        # Equal numbers of different types are different arguments.
-        types = tuple(type(x).__name__ for x in held)
-        parts.append(
-            _call_outline(
-                entry, tuple(held), types, tree, _Returns(repr(out), out), precision_name()
-            )
-        )
-        return out
-
-    return call
-
-
-@functools.lru_cache(maxsize=65536)
-def _call_outline(
-    entry: Lowering, held: tuple[Any, ...], types: tuple[str, ...], tree: Any, out: _Returns, _: str
-) -> Outline:
-    avals = [x for x in held if isinstance(x, jax.ShapeDtypeStruct)]
-
-    def lower(key: jax.Array, *arrays: jax.Array) -> Any:
-        given = iter(arrays)
-        leaves = [next(given) if isinstance(x, jax.ShapeDtypeStruct) else x for x in held]
-        args, kwargs = jax.tree.unflatten(tree, leaves)
-        return call_lowering(entry, args, kwargs, out.returns, key)
-
-    # The caller has set the precision and the width of integers.
-    return _written(jax.make_jaxpr(lower)(jax.ShapeDtypeStruct((2,), np.uint32), *avals))
-
-
-@dataclass(frozen=True, slots=True)
-class _Returns:
-    """What a call returns, compared as text: it may hold lists."""
-
-    text: str
-    returns: tuple[Any, ...] = field(compare=False)
 
 
 class _Writer:
