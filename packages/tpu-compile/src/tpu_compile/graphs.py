@@ -26,7 +26,7 @@ from tpu_core.lowering.evaluate import to_jax
 from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.registry import REGISTRY, Lowering, register
 from tpu_core.recorder import decompose
-from tpu_core.recorder.compute import call_node
+from tpu_core.recorder.compute import avals, call_node
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
@@ -231,7 +231,7 @@ def _define() -> None:
     library.define("graph(Tensor[] inputs, int[] sizes, Scalar[] seeds, str key) -> Tensor[]")
     library.impl("graph", _meta, "Meta")
     _libraries.append(library)
-    register(_NAME, _lower)
+    register(_NAME, _lower, identity=_identity)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
@@ -250,6 +250,26 @@ def _meta(
             strides = [concrete(n, bindings) for n in like.stride()]
             made.append(torch.empty_strided(shape, strides, dtype=like.dtype, device="meta"))
     return made
+
+
+def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: str) -> str:
+    """Of those of its ops that have one: the graph's key knows them by name."""
+    graph = GRAPHS[key]
+    bindings = graph.bindings(sizes)
+
+    def described(node: Node) -> Any:
+        value = node.meta["val"]
+        if _is_arithmetic(value):
+            return concrete(value, bindings)
+        return avals(value, lambda n: concrete(n, bindings))
+
+    found = []
+    for node in graph.module.graph.nodes:
+        entry = lowering_of(node.target) if node.op == "call_function" else None
+        if entry is not None and entry.identity is not None:
+            args, kwargs = (torch.fx.node.map_arg(a, described) for a in (node.args, node.kwargs))
+            found.append(entry.identity(*args, **kwargs))
+    return " ".join(found)
 
 
 def _lower(
