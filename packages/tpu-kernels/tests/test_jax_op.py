@@ -87,7 +87,7 @@ clipped.defvjp(lambda x: (x * 3, None), lambda _, g: (g * 3,))
 )
 def test_gradcheck(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
     inputs = [torch.randn(s, dtype=torch.float64).to("tpu").requires_grad_() for s in shapes]
-    assert torch.autograd.gradcheck(make(fn), inputs)
+    assert torch.autograd.gradcheck(make(fn), inputs, fast_mode=True)
 
 
 def test_gradgradcheck() -> None:
@@ -288,17 +288,15 @@ def test_pytrees_under_compile() -> None:
 
 
 def test_sizes_that_vary_are_not_asked_for_again() -> None:
-    calls = []
-
     def doubled(x: jax.Array) -> jax.Array:
-        calls.append(x.shape)
         return jnp.concatenate([x, x.reshape(-1, 1)[:, 0]])
 
     f = torch.compile(make(doubled), fullgraph=True, dynamic=True)
     graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
     for n in (3, 5, 9):
         assert f(torch.ones(n, device="tpu")).shape == (2 * n,)
-    assert graphs["unique_graphs"] == 1
+    assert graphs["unique_graphs"] - before == 1
 
 
 def test_a_function_that_must_know_a_size_is_compiled_for_each() -> None:
