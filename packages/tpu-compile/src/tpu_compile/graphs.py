@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten
 from tpu_compile import control_flow, numbers, random_states
 from tpu_compile.draws import STATE, Seeds, Words
 from tpu_compile.evaluate import evaluate, is_arithmetic
+from tpu_compile.identity import identities
 from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
@@ -252,7 +253,7 @@ def _define() -> None:
     library.define("graph(Tensor[] inputs, int[] sizes, Scalar[] seeds, str key) -> Tensor[]")
     library.impl("graph", _meta, "Meta")
     _libraries.append(library)
-    register(_NAME, _lower)
+    register(_NAME, _lower, identity=_identity)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
@@ -272,6 +273,13 @@ def _meta(
         elif is_made:
             made.append(torch.empty((), dtype=torch.int64, device="meta"))
     return made
+
+
+def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: str) -> str:
+    """Of those of its ops that have one: the graph's key knows them by name."""
+    graph = GRAPHS[key]
+    bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
+    return " ".join(identities(graph.module, bound))
 
 
 def _lower(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from tpu_core.errors import JaxFunctionError
 from tpu_kernels import values as static_values
 from tpu_kernels.flat_op import Argument
+from tpu_kernels.outlines import constant, filled, outline_of, outline_of_tree, tree_of
 from tpu_kernels.signature import Parameter, signature_of
 
 _NONE = inspect.Parameter.empty
 # The schema's argument for structures of pytrees and for values that have no type there.
 _SPEC = Argument("spec", "str")
+_STATIC = ("int", "float", "bool", "str")
 
 
 class Binding:
@@ -30,6 +33,7 @@ class Binding:
         static: Names of static parameters.
 
     Attributes:
+        parameters: Of the function.
         arguments: Of the schema.
         returns: Types of the schema's results.
         is_direct: Whether the schema's arguments and results are the function's own.
@@ -38,9 +42,9 @@ class Binding:
     def __init__(self, name: str, fn: Callable[..., Any], static: Sequence[str]) -> None:
         self.name, self.fn = name, fn
         self._signature = signature_of(name, fn, static)
-        self._parameters = self._signature.parameters
-        self._has_spec = any(p.kind in ("tree", "object") for p in self._parameters)
-        given = [p for p in self._parameters if p.kind != "object"]
+        self.parameters = self._signature.parameters
+        self._has_spec = any(p.kind in ("tree", "object") for p in self.parameters)
+        given = [p for p in self.parameters if p.kind != "object"]
         defaults = [_default(p) for p in given]
         # A schema has its defaults at the end, as functions have but for keyword-only parameters.
         required = [i for i, d in enumerate(defaults) if not d]
@@ -58,6 +62,7 @@ class Binding:
             and not (count == 1 and self._signature.is_tuple)
         )
         self._python = inspect.signature(fn)
+        _bindings[name] = self
         self._trees: dict[Any, Any] = {}  # of results that are pytrees
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -67,9 +72,11 @@ class Binding:
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
         bound.apply_defaults()
+        if is_dynamo_compiling():
+            return self._bind_outlines(bound.arguments)
         found: list[Any] = []
         spec: list[Any] = []
-        for p in self._parameters:
+        for p in self.parameters:
             value = bound.arguments[p.name]
             if p.kind == "tree":
                 leaves, tree = jax.tree_util.tree_flatten(value)
@@ -82,6 +89,21 @@ class Binding:
                 found.append(value)
         return [*found, static_values.token_of(tuple(spec))] if self._has_spec else found
 
+    def _bind_outlines(self, arguments: Mapping[str, Any]) -> list[Any]:
+        found: list[Any] = []
+        spec: list[Any] = []
+        for p in self.parameters:
+            value = arguments[p.name]
+            if p.kind == "tree":
+                leaves: list[torch.Tensor] = []
+                spec.append(outline_of(value, leaves))
+                found.append(leaves)
+            elif p.kind == "object":
+                spec.append(value)
+            else:
+                found.append(value)
+        return [*found, _spec_of_outlines(self.name, *spec)] if self._has_spec else found
+
     def _check_leaves(self, p: Parameter, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
@@ -93,14 +115,23 @@ class Binding:
     def structured(self, values: Sequence[Any], results: Any) -> Any:
         """The function's result for that of the op."""
         if self._signature.returns is None:
-            tree = self._trees[self._tree_key(values)]
-            return jax.tree_util.tree_unflatten(tree, results)
+            if is_dynamo_compiling():
+                given = [
+                    None if v is None else v if a.type in _STATIC else ""
+                    for a, v in zip(self.arguments, values)
+                ]
+                return filled(_result_outline(self.name, *given), iter(results))
+            return jax.tree_util.tree_unflatten(self.result_tree(values), results)
         single = self._signature.returns == 1 and self._signature.is_tuple
         return (results,) if single else results
 
+    def result_tree(self, values: Sequence[Any]) -> Any:
+        """Structure of the result of a call that was traced with these static values."""
+        return self._trees[self._tree_key(values)]
+
     def _tree_key(self, values: Sequence[Any]) -> Any:
         return tuple(
-            (type(v), v) if a.type in ("int", "float", "bool", "str") else v is None
+            (type(v), v) if a.type in _STATIC else v is None
             for a, v in zip(self.arguments, values)
         )
 
@@ -140,9 +171,9 @@ class Binding:
         return run
 
     def _flat_gradients(self, values: Sequence[Any], found: Sequence[Any]) -> list[Any]:
-        arrays = [p for p in self._parameters if p.kind in ("array", "optional", "tree")]
-        if len(found) == len(self._parameters):
-            found = [g for p, g in zip(self._parameters, found) if p in arrays]
+        arrays = [p for p in self.parameters if p.kind in ("array", "optional", "tree")]
+        if len(found) == len(self.parameters):
+            found = [g for p, g in zip(self.parameters, found) if p in arrays]
         if len(found) != len(arrays):
             raise JaxFunctionError(
                 f"The gradient of {self.name} returns {len(found)} values for the arguments "
@@ -165,7 +196,7 @@ class Binding:
         given = iter(values)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for p in self._parameters:
+        for p in self.parameters:
             if p.kind == "object":
                 value = next(spec)
             elif p.kind == "tree":
@@ -207,6 +238,21 @@ class Binding:
 
     def _wrong(self, what: str, remedy: str) -> JaxFunctionError:
         return JaxFunctionError(f"The JAX function of {self.name} returns {what}.", remedy=remedy)
+
+
+_bindings: dict[str, Binding] = {}  # by op, for what Dynamo calls with constants alone
+
+
+@constant
+def _spec_of_outlines(name: str, *spec: Any) -> str:
+    kept = [p for p in _bindings[name].parameters if p.kind in ("tree", "object")]
+    values = (tree_of(v) if p.kind == "tree" else v for p, v in zip(kept, spec))
+    return static_values.token_of(tuple(values))
+
+
+@constant
+def _result_outline(name: str, *values: Any) -> Any:
+    return outline_of_tree(_bindings[name].result_tree(values))
 
 
 def _default(p: Parameter) -> str:

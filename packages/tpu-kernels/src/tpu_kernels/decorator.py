@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from tpu_core import _C
 from tpu_core.errors import JaxFunctionError
@@ -61,7 +62,7 @@ class JaxOp:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op, with tensors in place of the function's arrays."""
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
             return self._traceable(*args, **kwargs)
         return self._call(*args, **kwargs)
 
@@ -112,7 +113,12 @@ def _define_mutating(name: str, functional: FlatOp, mutates: Sequence[str]) -> A
 
     def run(*values: Any, **keywords: Any) -> Any:
         filled = functional.positional(values, keywords)
-        results = functional.overload(*filled)
+        given = list(filled)
+        if torch.is_grad_enabled() and any(_requires_grad(v) for v in filled):
+            # The gradient is computed from the old values.
+            for i in positions:
+                given[i] = given[i].clone()
+        results = functional.overload(*given)
         results = results if isinstance(results, tuple) else (results,)
         for i, new in zip(positions, results[kept:]):
             _check_like(name, names[i], filled[i], new)
@@ -122,6 +128,11 @@ def _define_mutating(name: str, functional: FlatOp, mutates: Sequence[str]) -> A
     # In pieces for everyone: autograd, functionalization and the recorder know `copy_`.
     functional.library.impl(short, run, "CompositeImplicitAutograd")
     return getattr(getattr(torch.ops, functional.namespace), short).default
+
+
+def _requires_grad(value: Any) -> bool:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
 
 
 def _check_like(name: str, argument: str, old: torch.Tensor, new: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from tpu_core.errors import JaxFunctionError, UnsupportedOpError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.lowering.registry import register
 from tpu_kernels import sizes
-from tpu_kernels.tracing import Traced, is_wide, trace
+from tpu_kernels.tracing import Traced, is_wide, trace, user_enabled_x64
 
 _TENSORS = ("Tensor", "Tensor?", "Tensor[]", "Tensor?[]")
 
@@ -77,6 +77,7 @@ class FlatOp:
     ) -> None:
         self.name, self.arguments, self.returns, self.fn = name, arguments, returns, fn
         self.origin = origin
+        self._x64 = False  # what the user had set when the op was last called
         self._traced: dict[Any, tuple[Traced, list[int]]] = {}
         self._backward = backward
         self.namespace, self.short = name.split("::")
@@ -124,7 +125,7 @@ class FlatOp:
         flat = flatten(self.arguments, values)
         given = [x for x in flat if x is not None]
         avals = [jax.ShapeDtypeStruct(tuple(x.shape), np.dtype(x.dtype)) for x in given]
-        wide = is_wide(avals)
+        wide = is_wide(avals, self._x64)
         rest = unflatten(self.arguments, values, (None if x is None else "" for x in flat))
         key = (tuple((a.shape, a.dtype) for a in avals), _frozen(rest), wide)
         found = self._traced.get(key)
@@ -170,14 +171,16 @@ class FlatOp:
         results = self._structured(traced.call(*arrays), lengths)
         return (results,) if isinstance(results, list) else results
 
-    def _identity(self, *values: Any) -> str:
-        return self.traced(values)[0].digest
+    def _identity(self, *values: Any, **keywords: Any) -> str:
+        return self.traced(self.positional(values, keywords))[0].digest
 
     def positional(self, values: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments in the schema's order."""
-        return (*values, *(keywords[a.name] for a in self.arguments[len(values) :]))
+        """All arguments in the schema's order, defaults included."""
+        rest = self.overload._schema.arguments[len(values) :]
+        return (*values, *(keywords.get(a.name, a.default_value) for a in rest))
 
     def _meta(self, *values: Any, **keywords: Any) -> Any:
+        self._x64 = user_enabled_x64()
         values = self.positional(values, keywords)
         tensors = [t for t in flatten(self.arguments, values) if t is not None]
         device = tensors[0].device
@@ -199,7 +202,7 @@ class FlatOp:
         lengths: list[int] = []
         scope = sizes.Scope(tensors)
         flat = flatten(self.arguments, values)
-        wide = is_wide([_Typed(t) for t in tensors])
+        wide = is_wide([_Typed(t) for t in tensors], self._x64)
 
         def flat_fn(*arrays: Any) -> list[Any]:
             lengths.clear()
@@ -210,7 +213,7 @@ class FlatOp:
             for shape, t in zip(scope.shapes, tensors)
         ]
         found = sizes.evaluate(self.name, flat_fn, avals, wide)
-        if found is None:
+        if found is None or not scope.holds(flat_fn, avals, found, wide):
             twins = (_aval(t, int) for t in flat)
             traced, lengths = self.traced(unflatten(self.arguments, values, twins))
             return [(o.shape, o.dtype) for o in traced.out], lengths

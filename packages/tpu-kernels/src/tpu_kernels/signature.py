@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import inspect
 import types
 import typing
@@ -82,24 +84,31 @@ def signature_of(name: str, fn: Callable[..., Any], static: Sequence[str]) -> Si
     for p in found.parameters.values():
         if p.kind is p.VAR_KEYWORD:
             raise TypeError(f"{name}: **{p.name} has no counterpart in a schema. Name the arguments.")
-        parameters.append(_parameter(p, hints.get(p.name, Any if p.kind is p.VAR_POSITIONAL else p.empty), p.name in static))
+        missing = Any if p.kind is p.VAR_POSITIONAL else p.empty
+        parameters.append(_parameter(p, hints.get(p.name, missing), p.name in static))
     returns, is_tuple = _returns(hints.get("return", inspect.Signature.empty))
     return Signature(tuple(parameters), returns, is_tuple)
 
 
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations by name, those that are texts evaluated where the function was defined."""
     target = inspect.unwrap(fn)
     if not inspect.isroutine(target) and not isinstance(target, type):
         target = getattr(type(target), "__call__", target)
+    names = dict(getattr(target, "__globals__", {}))
+    with contextlib.suppress(TypeError, ValueError):
+        names.update(inspect.getclosurevars(target).nonlocals)
+    return {k: _hint(v, names) for k, v in getattr(target, "__annotations__", {}).items()}
+
+
+def _hint(annotation: Any, names: dict[str, Any]) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
     try:
-        return typing.get_type_hints(target)
-    except (NameError, TypeError, AttributeError):
-        # Names that are there for type checkers alone.
-        return {
-            k: v
-            for k, v in getattr(target, "__annotations__", {}).items()
-            if not isinstance(v, str)
-        }
+        return eval(annotation, names)
+    except Exception:
+        # A name for type checkers alone: a pytree takes whatever it is.
+        return jax.Array if annotation in ("Array", "ArrayLike", "jax.Array") else Any
 
 
 def _parameter(p: inspect.Parameter, hint: Any, is_static: bool) -> Parameter:
@@ -153,8 +162,8 @@ def _is_data(hint: Any) -> bool:
         return True
     if hint in (dict, list, tuple):
         return True
-    arguments = typing.get_args(hint)
-    if arguments and typing.get_origin(hint) is not Literal:
+    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+    if arguments and origin not in (Literal, type, Callable, collections.abc.Callable):
         return any(a is not Ellipsis and _is_data(a) for a in arguments)
     # A class of arrays: a NamedTuple, or a dataclass that is registered as a pytree.
     fields = getattr(hint, "__annotations__", {}) if isinstance(hint, type) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,19 +55,58 @@ class Scope:
 
     def torch_shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """A shape of JAX with PyTorch's sizes in it."""
-        return tuple(n if isinstance(n, int) else self._size(str(n)) for n in shape)
+        return _with_sizes(shape, self._values)
 
-    def _size(self, text: str) -> Any:
-        def value(node: ast.expr) -> Any:
-            if isinstance(node, ast.BinOp):
-                return _BINARY[type(node.op)](value(node.left), value(node.right))
-            if isinstance(node, ast.UnaryOp):
-                return -value(node.operand)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                return _CALLS[node.func.id](*map(value, node.args))
-            return self._values[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+    def holds(
+        self, fn: Callable[..., list[Any]], avals: Sequence[Any], found: Sequence[Any], wide: bool
+    ) -> bool:
+        """Whether symbolic results are those for some numbers in place of the symbols.
 
-        return value(ast.parse(text, mode="eval").body)
+        JAX takes sizes that it cannot compare for different ones, so that a function that asks
+        ``if x.shape[0] % 2 == 0`` has one answer for all.
+        """
+        hints = {name: _hint(size) for name, size in self._values.items()}
+        if None in hints.values():
+            return False
+        for more in (0, 1, 2):
+            numbers = {name: hint + more for name, hint in hints.items()}
+            concrete = [
+                jax.ShapeDtypeStruct(_with_sizes(a.shape, numbers), a.dtype) for a in avals
+            ]
+            with jax.enable_x64(wide):
+                try:
+                    out = jax.eval_shape(fn, *(narrow(a, wide) for a in concrete))
+                except Exception:  # numbers that the function refuses, but for the actual ones
+                    if not more:
+                        return False
+                    continue
+            if [o.shape for o in out] != [_with_sizes(f.shape, numbers) for f in found]:
+                return False
+        return True
+
+
+def _hint(size: torch.SymInt) -> int | None:
+    """The size that PyTorch traces with; None for one that follows from data."""
+    return size.node.hint if size.node.has_hint() else None
+
+
+def _with_sizes(shape: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(n if isinstance(n, int) else _size(str(n), sizes) for n in shape)
+
+
+def _size(text: str, sizes: Mapping[str, Any]) -> Any:
+    """What an expression of JAX's dimension variables comes to."""
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.BinOp):
+            return _BINARY[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.UnaryOp):
+            return -value(node.operand)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return _CALLS[node.func.id](*map(value, node.args))
+        return sizes[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+    return value(ast.parse(text, mode="eval").body)
 
 
 def evaluate(

@@ -37,13 +37,18 @@ class Traced:
     call: Callable[..., list[jax.Array]]
 
 
-def is_wide(avals: Sequence[Any]) -> bool:
+def user_enabled_x64() -> bool:
+    """JAX's own setting; not to be asked where a program is lowered, which is done with x64 on."""
+    return bool(jax.config.read("jax_enable_x64"))
+
+
+def is_wide(avals: Sequence[Any], enabled: bool) -> bool:
     """Whether a function of such arguments is traced with 64-bit types on.
 
-    As in JAX, ``jnp.ones(3)`` is float32 and integers have 32 bits, unless the user enabled x64 or
-    an argument is float64.
+    As in JAX, ``jnp.ones(3)`` is float32 and integers have 32 bits, unless the user ``enabled`` x64
+    or an argument is float64.
     """
-    return bool(jax.config.read("jax_enable_x64")) or any(a.dtype in _WIDE_FLOATS for a in avals)
+    return enabled or any(a.dtype in _WIDE_FLOATS for a in avals)
 
 
 def narrow(aval: Any, wide: bool) -> Any:

@@ -183,7 +183,7 @@ def call_node(
     kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
     meta = node.meta["val"]
     several = len(op._schema.returns) > 1
-    out = tuple(_avals(m, size) for m in (meta if several else (meta,)))
+    out = tuple(avals(m, size) for m in (meta if several else (meta,)))
     result = call_lowering(entry, args, kwargs, out, key)
     return result if several else result[0]
 
@@ -193,11 +193,17 @@ def _thaw(value: Any) -> Any:
     return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _avals(meta: Any, size: Callable[[Any], int]) -> Any:
+def avals(meta: Any, size: Callable[[Any], int]) -> Any:
+    """`jax.ShapeDtypeStruct` for each tensor of a node's metadata, None for what is none.
+
+    Args:
+        meta: A fake tensor or a list of them.
+        size: What a size comes to.
+    """
     from tpu_core.lowering.dtypes import to_numpy_dtype
 
     if isinstance(meta, (list, tuple)):
-        return [_avals(m, size) for m in meta]
+        return [avals(m, size) for m in meta]
     if isinstance(meta, torch.Tensor):
         return jax.ShapeDtypeStruct(tuple(map(size, meta.shape)), to_numpy_dtype(meta.dtype))
     return None

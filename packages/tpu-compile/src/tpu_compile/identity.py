@@ -1,0 +1,41 @@
+"""What the ops of a graph compute, where their names and arguments do not say it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from tpu_compile.lookup import lowering_of, subgraphs
+from tpu_compile.sizes import SYMBOLIC, Sizes
+from tpu_core.recorder.compute import avals
+
+
+def identities(module: GraphModule, sizes: Sizes) -> Iterator[str]:
+    """The identity of each op that has one (`tpu_core.lowering.registry.Lowering`).
+
+    Args:
+        module: The graph.
+        sizes: Values of its symbols.
+    """
+
+    def size(number: Any) -> Any:
+        # A loop's body has sizes of its own; any will do to tell two functions apart.
+        return sizes.value(number) if sizes.knows(number) else number.node.hint or 1
+
+    def described(node: Node) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, (bool, int, float, *SYMBOLIC)):
+            return size(value)
+        return avals(value, size) if isinstance(value, (torch.Tensor, list, tuple)) else value
+
+    for node in module.graph.nodes:
+        entry = lowering_of(node.target) if node.op == "call_function" else None
+        if entry is not None and entry.identity is not None:
+            args, kwargs = (map_arg(a, described) for a in (node.args, node.kwargs))
+            yield entry.identity(*args, **kwargs)
+        for body in subgraphs(node):
+            yield from identities(body, sizes)
