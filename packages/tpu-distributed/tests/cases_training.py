@@ -44,8 +44,10 @@ def share(t: torch.Tensor) -> torch.Tensor:
     return t.chunk(SIZE)[RANK].to(DEVICE)
 
 
-def train(model: nn.Module, xs: torch.Tensor, ys: torch.Tensor) -> nn.Module:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+def train(
+    model: nn.Module, xs: torch.Tensor, ys: torch.Tensor, foreach: bool | None = None
+) -> nn.Module:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, foreach=foreach)
     for x, y in zip(xs, ys, strict=True):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
@@ -186,7 +188,8 @@ def case_tensor_parallel() -> None:
     net.to(DEVICE)
     mesh = init_device_mesh("tpu", (SIZE,))
     parallelize_module(net, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    train(net, xs.to(DEVICE), ys.to(DEVICE))
+    # PyTorch's foreach takes parameters that are all DTensors, and the norm's are not.
+    train(net, xs.to(DEVICE), ys.to(DEVICE), foreach=False)
     compare(dict(net.named_parameters()))
 
 
