@@ -288,9 +288,9 @@ def case_work() -> None:
 
 
 def case_coalesced() -> None:
-    xs = [torch.ones(2, device=DEVICE), torch.ones(3, dtype=torch.int64, device=DEVICE)]
+    xs = [torch.ones(2, device=DEVICE), torch.ones(3, 1, device=DEVICE)]
     dist.all_reduce_coalesced(xs)
-    assert [x.tolist() for x in xs] == [[SIZE] * 2, [SIZE] * 3]
+    assert [x.tolist() for x in xs] == [[SIZE] * 2, [[SIZE]] * 3]
     a, b = torch.ones(2, device=DEVICE), torch.ones(2, device=DEVICE)
     out = torch.zeros(2 * SIZE, device=DEVICE)
     with dist._coalescing_manager(device=DEVICE, async_ops=True) as manager:

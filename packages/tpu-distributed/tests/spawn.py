@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -123,12 +124,14 @@ def main() -> None:
     module = importlib.import_module(sys.argv[1])
     torch.manual_seed(0)
     for name in cases_of(module):
+        started = time.process_time()
         try:
             getattr(module, name)()
         except BaseException:
             print("CASE", json.dumps([name, traceback.format_exc()]), flush=True)
             break
         print("CASE", json.dumps([name, None]), flush=True)
+        print(f"{name}: {time.process_time() - started:.2f} s of this process", flush=True)
     sys.stdout.flush()
     # Not by the interpreter: a rank whose case failed must not wait for the others.
     os._exit(0)
