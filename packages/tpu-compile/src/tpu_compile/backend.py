@@ -25,23 +25,58 @@ def tpu(
 
     Returns:
         A function of the graph's inputs.
+
+    Raises:
+        ConfigurationError: There is no such mode.
     """
     if not _is_ours(model, example_inputs):
         inductor = torch._TorchCompileInductorWrapper(mode or "default", options, None)
         compiled: Callable[..., Any] = inductor(model, example_inputs)
         return compiled
+    _check_mode(mode)
     from torch._dynamo.backends.common import aot_autograd
 
-    from tpu_compile.graphs import compile_graph, decompositions
+    from tpu_compile.compilers import compile_backward, compile_forward, compile_inference
+    from tpu_compile.graphs import decompositions
 
     with_autograd = aot_autograd(
-        fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
-        inference_compiler=compile_graph,
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
+        inference_compiler=compile_inference,
         decompositions=decompositions(),
     )
     function: Callable[..., Any] = with_autograd(model, example_inputs)
     return function
+
+
+def _reset() -> None:
+    from tpu_compile.graphs import forget_graphs
+
+    forget_graphs()
+
+
+vars(tpu)["reset"] = _reset  # called by torch.compiler.reset()
+
+
+# Inductor's; it is not imported to ask it.
+MODES = (
+    "default",
+    "lite",
+    "reduce-overhead",
+    "max-autotune-no-cudagraphs",
+    "max-autotune",
+)
+
+
+def _check_mode(mode: str | None) -> None:
+    if mode is not None and mode not in MODES:
+        from tpu_core.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"torch.compile has no mode {mode!r}.",
+            values={"valid": ", ".join(MODES)},
+            remedy="Use one of these; on device 'tpu' they all do the same.",
+        )
 
 
 def _is_ours(model: GraphModule, example_inputs: Sequence[Any]) -> bool:

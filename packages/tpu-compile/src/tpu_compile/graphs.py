@@ -6,6 +6,7 @@ padding, donation, the cache and the counters are those of eager's ops.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import operator
@@ -66,8 +67,17 @@ class Graph:
     same: dict[Node, Node]
 
 
-# Graphs by key; a recorded program refers to its graph by the key alone.
+# Graphs by key; a recorded program refers to its graph by the key alone. Until `forget_graphs`.
 GRAPHS: dict[str, Graph] = {}
+
+
+def forget_graphs() -> None:
+    """Empty `GRAPHS`; what is recorded is run first. A function that is still there comes back."""
+    if GRAPHS:
+        for device in range(torch.accelerator.device_count()):
+            with contextlib.suppress(Exception):  # raised where the results are read
+                _C.flush_all(device, "torch.compiler.reset()")
+        GRAPHS.clear()
 
 
 @functools.cache
@@ -91,12 +101,12 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
-    GRAPHS[graph.key] = graph
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
     return boxed
 
 
 def _run(graph: Graph, *args: Any) -> list[Any]:
+    GRAPHS[graph.key] = graph
     # A graph that makes all its tensors is sent to the device by one that it does not read.
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
     sizes = [int(args[i]) for i in graph.sizes]

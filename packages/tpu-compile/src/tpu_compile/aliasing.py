@@ -1,0 +1,171 @@
+"""Outputs of a graph that share memory: one result of the program, and views of it.
+
+In eager ``y, y.view(-1)`` share their memory, and a tensor that forward keeps for backward is often
+an input. A program has a buffer of its own for each of its results, so here it returns each storage
+once, no input at all, and what was asked for is put together from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+"""A function of a list that it may empty, as AOTAutograd calls what compiles give."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An output that is an input."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """An output that the program returns."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """An output that shares the memory of a result; sizes are numbers or results."""
+
+    of: _Result
+    size: tuple[int | _Result, ...]
+    stride: tuple[int | _Result, ...]
+    offset: int | _Result
+
+
+def compile_apart(
+    module: GraphModule, visible: int, compile: Callable[[GraphModule], Boxed]
+) -> Boxed:
+    """Compile a graph so that outputs share memory where they do in eager.
+
+    Args:
+        module: A graph of functional overloads; it is left as it is.
+        visible: Number of its first outputs that the user may see, and so write. The others keep
+            memory of their own: their values must not change with what is written.
+        compile: Compiles a graph whose results are all apart.
+    """
+    apart, outputs = _apart(module, visible)
+    if apart is module:
+        return compile(module)
+    compiled = compile(apart)
+    kept = sorted({o.index for o in outputs if isinstance(o, _Input)})
+
+    def run(arguments: list[Any]) -> list[Any]:
+        inputs = {i: arguments[i] for i in kept}
+        made = compiled(arguments)
+        # Views that autograd follows would forbid to write them outside of the function.
+        with torch._C._AutoDispatchBelowAutograd():
+            return [_put_together(o, inputs, made) for o in outputs]
+
+    vars(run)["_boxed_call"] = True
+    return run
+
+
+def _put_together(output: Any, inputs: dict[int, Any], made: Sequence[Any]) -> Any:
+    if isinstance(output, _Result):
+        return made[output.index]
+    if isinstance(output, _Input):
+        return inputs[output.index]
+    size, stride, (offset,) = (
+        [made[n.index] if isinstance(n, _Result) else n for n in numbers]
+        for numbers in (output.size, output.stride, (output.offset,))
+    )
+    return torch.as_strided(made[output.of.index], size, stride, offset)
+
+
+def _apart(module: GraphModule, visible: int) -> tuple[GraphModule, list[Any]]:
+    """A graph whose tensor outputs share nothing, and how its results make the module's outputs."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    wanted = graph.graph_copy(module.graph, copies)
+    wanted = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
+    inputs = {n: i for i, n in enumerate(graph.find_nodes(op="placeholder"))}
+    roots = _roots(graph, wanted[:visible])
+
+    results: list[Any] = []
+    places: dict[Node, _Result] = {}
+
+    def place(node: Any) -> _Result:
+        if isinstance(node, Node) and node in places:
+            return places[node]
+        results.append(node)
+        made = _Result(len(results) - 1)
+        if isinstance(node, Node):
+            places[node] = made
+        return made
+
+    outputs: list[Any] = []
+    for i, node in enumerate(wanted):
+        if not isinstance(node, Node):
+            outputs.append(place(node))
+        elif node in inputs and _is_tensor(node):
+            outputs.append(_Input(inputs[node]))
+        elif i < visible and roots.get(node, node) is not node:
+            outputs.append(_view(graph, node, place(roots[node]), place))
+        else:
+            outputs.append(place(node))
+    if outputs == [_Result(i) for i in range(len(wanted))]:
+        return module, []
+    graph.output(tuple(results))
+    return GraphModule(module, graph), outputs
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _roots(graph: Graph, outputs: list[Any]) -> dict[Node, Node]:
+    """For each output whose memory another one shares, the node that made that memory."""
+    sharing: dict[int, set[Node]] = {}
+    for node in outputs:
+        if isinstance(node, Node) and _is_tensor(node):
+            sharing.setdefault(_storage(node), set()).add(node)
+    makers: dict[int, Node] = {}
+    for node in graph.nodes:
+        if _is_tensor(node):
+            makers.setdefault(_storage(node), node)
+    return {
+        node: makers[storage]
+        for storage, nodes in sharing.items()
+        if len(nodes) > 1 and makers[storage].op == "call_function"
+        for node in nodes
+        if _is_strided_view(node.meta["val"], makers[storage].meta["val"])
+    }
+
+
+def _storage(node: Node) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def _is_strided_view(value: torch.Tensor, of: torch.Tensor) -> bool:
+    """Whether the values are those of ``of``, read at other places."""
+    return (value.dtype, value.is_conj(), value.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
+
+
+def _view(graph: Graph, node: Node, of: _Result, place: Callable[[Any], _Result]) -> _View:
+    """How to view ``of`` as ``node``; a symbolic size becomes a result of the graph."""
+    value: torch.Tensor = node.meta["val"]
+    ops = torch.ops.aten
+
+    def number(n: Any, op: Any, *arguments: Any) -> int | _Result:
+        if not isinstance(n, torch.SymInt):
+            return int(n)
+        size = graph.call_function(op, (node, *arguments))
+        size.meta["val"] = n
+        return place(size)
+
+    return _View(
+        of,
+        tuple(number(n, ops.sym_size.int, i) for i, n in enumerate(value.size())),
+        tuple(number(n, ops.sym_stride.int, i) for i, n in enumerate(value.stride())),
+        number(value.storage_offset(), ops.sym_storage_offset.default),
+    )

@@ -1,0 +1,42 @@
+"""What AOTAutograd calls to compile the graphs of a function: for inference, forward, backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from tpu_compile.aliasing import Boxed, compile_apart
+from tpu_compile.graphs import compile_graph
+
+
+def compile_inference(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+    """Compile a graph without gradients."""
+    return _compile(module, example_inputs, _number_of_outputs(module))
+
+
+def compile_forward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+    """Compile the forward graph; behind its outputs come the tensors kept for backward."""
+    metadata = torch._guards.TracingContext.get().fw_metadata
+    assert metadata is not None
+    return _compile(module, example_inputs, metadata.num_forward_returns)
+
+
+def compile_backward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+    """Compile the backward graph; autograd copies the gradients that it returns where need be."""
+    return _compile(module, example_inputs, 0)
+
+
+def _compile(module: GraphModule, example_inputs: Sequence[Any], visible: int) -> Boxed:
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    # Constants in the graph have values, which are read.
+    with unset_fake_temporarily():
+        return compile_apart(module, visible, lambda g: compile_graph(g, example_inputs))
+
+
+def _number_of_outputs(module: GraphModule) -> int:
+    (outputs,) = module.graph.output_node().args
+    return len(outputs) if isinstance(outputs, (tuple, list)) else 1
