@@ -28,6 +28,7 @@ from tpu_compile.identity import identities
 from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
+from tpu_core import _C
 from tpu_core.lowering.evaluate import to_jax
 from tpu_core.lowering.registry import register
 from tpu_core.padding.outline import outlining
