@@ -35,6 +35,7 @@ COUNTERS: dict[str, str] = {
     "executions": "Programs run.",
     "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
+    "outlines": "Forms of ops traced to see whether padded arrays serve a new size.",
     "segments": "Segments of recorded ops that were cut.",
     "ops": "Ops recorded.",
     "signatures": "Forms of ops seen: overload, shapes, dtypes and static arguments.",
@@ -178,6 +179,11 @@ class Metrics:
         """Count a run of a program on padded arrays."""
         with self._lock:
             self._count["padded_executions"] += 1
+
+    def outline(self) -> None:
+        """Count a form of an op that was traced for the sizes in it."""
+        with self._lock:
+            self._count["outlines"] += 1
 
     def cache_miss(self) -> None:
         """Count a program found neither in memory nor on disk."""

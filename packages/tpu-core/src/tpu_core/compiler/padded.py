@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tpu_core.cache.store import ExecutableStore
+from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler.reasons import Reason
 from tpu_core.compiler.segment import Segment
 from tpu_core.metrics import METRICS
 from tpu_core.padding.arrays import PaddedArray, fitted
 from tpu_core.padding.check import differences
 from tpu_core.padding.family import Family, Recording
+from tpu_core.padding.outline import Outlines
 from tpu_core.padding.recording import describe
 from tpu_core.padding.sizes import Unpaddable
 from tpu_core.pjrt import client as pjrt
@@ -37,11 +40,18 @@ class PaddedPrograms:
     Args:
         builder: Compiles.
         client: The PJRT client.
+        store: The cache beyond this process, or None.
     """
 
-    def __init__(self, builder: ProgramBuilder, client: pjrt.Client) -> None:
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        client: pjrt.Client,
+        store: ExecutableStore | TieredStore | None,
+    ) -> None:
         self._builder = builder
         self._client = client
+        self._outlines = Outlines(store, builder.key)
         self._families: OrderedDict[str, Family] = OrderedDict()
         self._described: tuple[Segment, str, list[int]] | None = None
 
@@ -53,7 +63,7 @@ class PaddedPrograms:
     def remember(self, s: Segment, program: Program) -> None:
         """Take note of a segment that runs as it was recorded."""
         form, integers = self._describe(s)
-        family = self._families.setdefault(form, Family())
+        family = self._families.setdefault(form, Family(self._outlines))
         self._families.move_to_end(form)
         if family.recurring.own(s.key):
             return

@@ -109,7 +109,7 @@ class ProgramBuilder:
         self._client = client
         self._store = store
         self._reasons = Reasons()
-        self._padded = PaddedPrograms(self, client)
+        self._padded = PaddedPrograms(self, client, store)
         # A TPU and a GPU are opened by one process.
         on_cpu = client.platform.name == "cpu"
         start = WorkerProcess if on_cpu else functools.partial(InProcess, client)

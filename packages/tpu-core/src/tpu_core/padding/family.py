@@ -26,7 +26,7 @@ from tpu_core.padding import (
 )
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space, whole
-from tpu_core.padding.outline import outlines
+from tpu_core.padding.outline import Outlines
 from tpu_core.padding.sizes import Fit, Known, Size, Unpaddable, bucket
 from tpu_core.pjrt import client as pjrt
 
@@ -47,6 +47,9 @@ class Recording:
 class Family:
     """Recordings of one program that differ in sizes.
 
+    Args:
+        outlines: What a segment's ops have inside.
+
     Attributes:
         recordings: The first ones, each of other sizes.
         problem: Why it could not run on padded arrays when that was last tried, or None.
@@ -56,7 +59,8 @@ class Family:
         recurring: Which of its sizes are to have programs of their own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outlines: Outlines) -> None:
+        self._outlines = outlines
         self.recordings: list[Recording] = []
         self.problem: str | None = None
         self.refusal: str | None = None
@@ -127,7 +131,7 @@ class Family:
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
         """Whether the ops of a segment have the sizes inside that the recordings say."""
-        found = list(outlines(self._numbered(segment)))
+        found = self._outlines(self._numbered(segment))
         expected = self._expected()
         return len(found) == len(expected) and all(
             form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
@@ -142,7 +146,7 @@ class Family:
         if self._inside is None:
             assert self.fit is not None
             self._inside = []
-            for nodes in zip(*(outlines(self._numbered(r.segment)) for r in self.recordings)):
+            for nodes in zip(*(self._outlines(self._numbered(r.segment)) for r in self.recordings)):
                 forms = {form for form, _ in nodes}
                 form = forms.pop() if len(forms) == 1 else ""
                 numbers = [self.fit.follow(seen) for seen in zip(*(inside for _, inside in nodes))]

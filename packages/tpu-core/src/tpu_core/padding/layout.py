@@ -7,6 +7,7 @@ dims have one factor, with the padding at the end.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,26 @@ def replaced(dims: tuple[Dim, ...], axis: int, dim: Dim) -> tuple[Dim, ...]:
 def is_static(dim: Dim) -> bool:
     """Whether a dim has no padding."""
     return all(s.is_static for s in dim)
+
+
+def folded(dim: Dim) -> Dim:
+    """The dim as fewest factors: what differs in no more than this is the same in memory.
+
+    A static factor is part of the one before it, whose padding it keeps at the end.
+
+    Example:
+        >>> t = Size(1, (0,), 0)
+        >>> folded((static(2), t, static(3), static(4))) == (static(2), Size(12, (0,), 0))
+        True
+    """
+    factors: list[Size] = []
+    for size in dim:
+        if size.is_static and factors:
+            last, n = factors[-1], size.offset
+            factors[-1] = Size(last.scale * n, last.symbols, last.offset * n)
+        else:
+            factors.append(size)
+    return tuple(factors[1:] if len(factors) > 1 and factors[0] == static(1) else factors)
 
 
 def whole(array: jax.Array) -> Padded:
@@ -86,36 +107,40 @@ class Space:
 
     def valid(self, dim: Dim) -> jax.Array:
         """Which indices along a dim count, as a boolean vector."""
+        dim = folded(dim)
         index = jnp.arange(self.length(dim), dtype=np.int32)
-        found = jnp.ones(index.shape, bool)
-        for position in self._digits(dim, index):
-            size, digit = position
-            if not size.is_static:
-                found &= digit < self.actual(size)
-        return found
+        counts = [
+            lax.lt(digit, lax.broadcast(self.actual(size), digit.shape))
+            for size, digit in self._digits(dim, index)
+            if not size.is_static
+        ]
+        return functools.reduce(lax.bitwise_and, counts, jnp.ones(index.shape, bool))
 
     def _digits(self, dim: Dim, index: jax.Array) -> list[tuple[Size, jax.Array]]:
         digits = []
-        for size in reversed(dim):
-            n = self.padded(size)
-            digits.append((size, index % max(n, 1)))
-            index = index // max(n, 1)
-        return digits[::-1]
+        # Indices are not negative, so that nothing need be made of signs.
+        for size in reversed(dim[1:]):
+            n = lax.full_like(index, max(self.padded(size), 1))
+            digits.append((size, lax.rem(index, n)))
+            index = lax.div(index, n)
+        return [(dim[0], index), *digits[::-1]]
 
     def mask(self, x: Padded, axes: Sequence[int], value: object) -> jax.Array:
         """The array with ``value`` wherever an index along one of the axes is padding."""
-        array = x.array
-        for axis in axes:
-            if is_static(x.dims[axis]):
-                continue
-            shape = [1] * array.ndim
-            shape[axis] = -1
-            valid = self.valid(x.dims[axis]).reshape(shape)
-            array = jnp.where(valid, array, jnp.asarray(value, array.dtype))
-        return array
+        shape = x.array.shape
+        counts = [
+            lax.broadcast_in_dim(self.valid(x.dims[axis]), shape, (axis,))
+            for axis in axes
+            if not is_static(x.dims[axis])
+        ]
+        if not counts:
+            return x.array
+        valid = functools.reduce(lax.bitwise_and, counts)
+        return lax.select(valid, x.array, jnp.full(shape, value, x.array.dtype))
 
     def logical_index(self, dim: Dim, index: jax.Array) -> jax.Array:
         """What an index in memory along a dim means."""
+        dim = folded(dim)
         if len(dim) == 1:
             return index
         found = jnp.zeros_like(index)
@@ -125,6 +150,7 @@ class Space:
 
     def memory_index(self, dim: Dim, index: jax.Array) -> jax.Array:
         """Where an index along a dim lies in memory; the inverse of `logical_index`."""
+        dim = folded(dim)
         if len(dim) == 1:
             return index
         found, stride = jnp.zeros_like(index), 1
@@ -140,6 +166,9 @@ class Space:
         dim = x.dims[axis]
         if len(dim) == 1:
             return x
+        simple = folded(dim)
+        if len(simple) == 1 and size in (None, simple[0]):
+            return Padded(x.array, replaced(x.dims, axis, simple))
         merged = size or merge(dim)
         if merged is None:
             raise Unpaddable("a dim merged from several that vary")
@@ -151,7 +180,7 @@ class Space:
         """The same values with other factors: both describe the same logical sizes, dim by dim."""
         array = x.array
         for axis, (have, want) in enumerate(zip(x.dims, dims)):
-            if have == want:
+            if folded(have) == folded(want):
                 continue
             index = self.logical_index(want, jnp.arange(self.length(want), dtype=np.int32))
             array = jnp.take(array, self.memory_index(have, index), axis=axis, mode="clip")

@@ -3,14 +3,17 @@
 A median of 5 or 6 elements takes the third, of 11 the sixth: two recordings may agree in an integer
 that is no constant. So each size is compared before it is served for the first time: its ops are
 traced, each form of an op once, and every integer in them must be what the recordings say. An op
-that stands for a graph of others sees to that itself (`outlining`), as layers repeat.
+that stands for a graph of others sees to that itself (`outlining`), as layers repeat. What was found
+is kept on disk with the programs, so that another process traces nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,7 +21,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from tpu_core import collector
+from tpu_core.cache.store import ExecutableStore
+from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler.segment import Segment
+from tpu_core.metrics import METRICS
 from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder.plan import NodePlan
 
@@ -34,23 +41,79 @@ def outlining() -> bool:
     return _outlining.get()
 
 
-def outlines(segment: Segment) -> Iterator[Outline]:
-    """The outline of each node whose ops have one."""
+class Outlines:
+    """Outlines of segments, traced where the store has none.
+
+    Args:
+        store: The cache beyond this process, or None.
+        key: Gives the key of a segment in it, from a name of what is kept and its numbers; it
+            covers everything that decides what the segment's ops are lowered to.
+
+    Example:
+        >>> Outlines(None, key)(segment)
+        [('5e1f...', (4.0, 65, 5)), ...]
+    """
+
+    def __init__(
+        self,
+        store: ExecutableStore | TieredStore | None,
+        key: Callable[[Segment, str, list[float | int | None]], str],
+    ) -> None:
+        self._store = store
+        self._key = key
+
+    def __call__(self, segment: Segment) -> list[Outline]:
+        """The outline of each node whose ops have one."""
+        if self._store is None:
+            return _trace(segment)
+        key = self._key(segment, f"outlines {segment.key}", segment.constants())
+        entry = self._store.get(key)
+        found = None if entry is None else _decode(entry.payload)
+        if found is None:
+            found = _trace(segment)
+            names = f"the sizes inside {len(found)} ops"
+            with contextlib.suppress(TypeError):  # a complex number is no JSON
+                self._store.put(key, _encode(found), {"ops": len(found), "names": names})
+        return found
+
+
+def _encode(outlines: list[Outline]) -> bytes:
+    """JSON of the different outlines, and which of them each node has."""
+    places: dict[str, int] = {}
+    nodes = [places.setdefault(json.dumps(outline), len(places)) for outline in outlines]
+    return f'{{"outlines": [{", ".join(places)}], "nodes": {nodes}}}'.encode()
+
+
+def _decode(payload: bytes) -> list[Outline] | None:
+    try:
+        read = json.loads(payload)
+        different = [(str(form), tuple(numbers)) for form, numbers in read["outlines"]]
+        return [different[i] for i in read["nodes"]]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _trace(segment: Segment) -> list[Outline]:
+    found = []
     ends = [n.numbers for n in segment.nodes[1:]] + [len(segment.numbers)]
-    for node, end in zip(segment.nodes, ends):
-        if node.plan is None:
-            continue
-        operands = tuple((segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands)
-        lifted = segment.numbers[node.numbers : end]
-        yield _outline(
-            node.plan, operands, tuple((n.pack, n.value if n.compiled_in else None) for n in lifted)
-        )
+    with collector.paused():
+        for node, end in zip(segment.nodes, ends):
+            if node.plan is None:
+                continue
+            operands = tuple((segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands)
+            lifted = tuple(
+                (n.pack, n.value if n.compiled_in else None)
+                for n in segment.numbers[node.numbers : end]
+            )
+            found.append(_outline(node.plan, operands, lifted))
+    return found
 
 
 @functools.lru_cache(maxsize=8192)
 def _outline(
     plan: NodePlan, operands: tuple[Aval, ...], lifted: tuple[tuple[int, float | None], ...]
 ) -> Outline:
+    METRICS.outline()
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands]
     kinds = [pjrt.PACK_DTYPES[k] for k, value in lifted if value is None]
 
