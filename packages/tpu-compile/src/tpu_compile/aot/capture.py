@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -61,12 +63,18 @@ class Captured:
     aliases: dict[int, int]
 
 
-def capture(job: Job, runs: Sequence[Run] = ()) -> Captured:
+Scanning = Callable[..., AbstractContextManager[None]]
+
+
+def capture(
+    job: Job, runs: Sequence[Run] = (), scanning: Scanning = lambda *_: nullcontext()
+) -> Captured:
     """Trace a job.
 
     Args:
         job: The model and what is done with it.
         runs: Layers to scan.
+        scanning: Puts loops in their place while the model is traced.
 
     Raises:
         DataDependentError, UnsupportedOpError: See `tpu_compile.aot.trace.trace`.
@@ -75,9 +83,7 @@ def capture(job: Job, runs: Sequence[Run] = ()) -> Captured:
     mode = fake_mode()
     state = ModelState(job.model, job.shardings, job.mesh, runs)
     scopes = Scopes(job.model)
-    flat, tree = tree_flatten((job.args, dict(job.kwargs)))
-    places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
-    batch = [fake_like(flat[i], mode) for i in places]
+    batch, call = _batch(job, mode)
     optimizer = OptimizerState(job.optimizer, state, mode) if job.optimizer is not None else None
     tensors = state.fakes(mode)
     states = optimizer.fakes if optimizer else []
@@ -90,13 +96,10 @@ def capture(job: Job, runs: Sequence[Run] = ()) -> Captured:
         if job.trains:
             for i in state.trained():
                 own[i] = own[i].detach().requires_grad_()
-        values = list(flat)
-        for i, tensor in zip(places, given):
-            values[i] = tensor
-        args, kwargs = tree_unflatten(values, tree)
+        args, kwargs = call(given)
         trained = {i: own[i] for i in state.trained()}
         resumed = optimizer.resumed(trained, held) if optimizer else None
-        with scopes.watch(), state.swapped(own):
+        with scopes.watch(), state.swapped(own), scanning(job, state, runs, own):
             if not job.trains:
                 with torch.no_grad():
                     results = _named(job.model(*args, **kwargs), "output")
@@ -136,6 +139,36 @@ def capture(job: Job, runs: Sequence[Run] = ()) -> Captured:
         own = check_spec(name, shape, spec[: len(shape)], job.mesh)
         leaves.append(Leaf(name, "batch", shape, tensor.dtype, own))
     return _finish(graph, leaves, names)
+
+
+def _batch(
+    job: Job, mode: FakeTensorMode
+) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], Any]]:
+    """Fake tensors for those of the inputs, and what puts tensors in their places."""
+    flat, tree = tree_flatten((job.args, dict(job.kwargs)))
+    places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+
+    def call(tensors: Sequence[torch.Tensor]) -> Any:
+        values = list(flat)
+        for place, tensor in zip(places, tensors):
+            values[place] = tensor
+        return tree_unflatten(values, tree)
+
+    return [fake_like(flat[i], mode) for i in places], call
+
+
+def run_forward(job: Job, state: ModelState, mode: FakeTensorMode) -> None:
+    """Run a job's forward pass on fake tensors, without a graph."""
+    batch, call = _batch(job, mode)
+    args, kwargs = call(batch)
+    with mode, torch.no_grad(), state.swapped(state.fakes(mode)):
+        if job.step is None:
+            _loss(job, args, kwargs) if job.trains else job.model(*args, **kwargs)
+            return
+        try:
+            job.step(job.model, *([job.optimizer] if job.optimizer is not None else []), *args)
+        except RuntimeError:
+            pass  # there is nothing to take gradients of; the forward pass is over
 
 
 def _loss(job: Job, args: Any, kwargs: Any) -> torch.Tensor:

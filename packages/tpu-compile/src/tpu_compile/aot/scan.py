@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.aot.annotations import constrain, scope
@@ -257,9 +257,11 @@ def partition(joint: GraphModule, inputs: int) -> tuple[GraphModule, GraphModule
         node.target = node.name = f"primals_{i + 1}" if i < inputs else "tangents_1"
     joint.recompile()
     examples = [n.meta["val"] for n in placeholders]
-    forward, backward = min_cut_rematerialization_partition(
-        joint, (examples[:inputs], examples[inputs:]), num_fwd_outputs=1
-    )
+    # A view that is kept would be a copy here, one for each layer.
+    with torch._functorch.config.patch(recompute_views=True):
+        forward, backward = min_cut_rematerialization_partition(
+            joint, (examples[:inputs], examples[inputs:]), num_fwd_outputs=1
+        )
     place = {f"primals_{i + 1}": i for i in range(inputs)}
     (output,) = [n for n in forward.graph.nodes if n.op == "output"]
     y, *saved = output.args[0]
@@ -275,13 +277,13 @@ def partition(joint: GraphModule, inputs: int) -> tuple[GraphModule, GraphModule
 
 def _take_all(graph: GraphModule, names: Sequence[str], examples: Sequence[Any]) -> None:
     """Give a graph all inputs, in order, where the partitioner dropped those it does not use."""
-    there: dict[str, Node] = {str(n.target): n for n in graph.graph.nodes if n.op == "placeholder"}
-    first = next(iter(graph.graph.nodes))
-    with graph.graph.inserting_before(first):
+    before = {str(n.target): n for n in graph.graph.nodes if n.op == "placeholder"}
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         for name, example in zip(names, examples):
             node = graph.graph.placeholder(f"{name}_")
             node.meta["val"] = example
-            if name in there:
-                there[name].replace_all_uses_with(node)
-                graph.graph.erase_node(there[name])
+            if name in before:
+                before[name].replace_all_uses_with(node)
+    for node in before.values():
+        graph.graph.erase_node(node)
     graph.recompile()

@@ -22,6 +22,12 @@ from tpu_compile.aot.trace import fake_like
 from tpu_core.errors import MeshError
 
 Optimizer = torch.optim.Optimizer
+# Those that treat each element by itself, so that stacked parameters are updated as the single ones.
+_ELEMENTWISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
+    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
+    *(torch.optim.ASGD, torch.optim.Rprop),
+)
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,10 @@ class OptimizerState:
             self._groups.append(list(dict.fromkeys(leaf_of[id(p)] for p in group["params"])))
         everything = [i for group in self._groups for i in group]
         if len(set(everything)) < len(everything):
-            raise _SeveralGroups
+            raise NotStackable("their parameters are in several groups of the optimizer")
+        if state.stacks and not isinstance(optimizer, _ELEMENTWISE):
+            name = type(optimizer).__name__
+            raise NotStackable(f"{name} may update a stack of parameters unlike each by itself")
         parameters = {
             i: t.requires_grad_() for i, t in enumerate(state.fakes(mode)) if i in everything
         }
@@ -225,10 +234,15 @@ class OptimizerState:
         self.fakes: list[torch.Tensor] = []
         self._keys: list[tuple[int, str]] = []
         self._constants: dict[tuple[int, str], Any] = {}
+        # Steps that are counted on the host, of optimizers that know no other way.
+        self._host: dict[tuple[int, str], torch.dtype] = {}
         for i, p in parameters.items():
             for key, value in twin.state[p].items():
-                if not isinstance(value, torch.Tensor) or value.device.type != "tpu":
+                if not isinstance(value, torch.Tensor):
                     self._constants[i, key] = value
+                    continue
+                if value.device.type != "tpu":
+                    self._host[i, key] = value.dtype
                     continue
                 leaf = state.leaves[i]
                 spec = leaf.spec if tuple(value.shape) == leaf.shape else ()
@@ -268,6 +282,8 @@ class OptimizerState:
         state: dict[int, dict[str, Any]] = defaultdict(dict)
         for (i, key), value in self._constants.items():
             state[i][key] = copy.copy(value)
+        for (i, key), dtype in self._host.items():
+            state[i][key] = torch.tensor(1, dtype=dtype)
         for (i, key), tensor in zip(self._keys, values):
             state[i][key] = tensor
         return self.twin(parameters, state)
@@ -282,12 +298,17 @@ class OptimizerState:
     def step(optimizer: Optimizer) -> None:
         """One step, without the profiler's marks around it."""
         step: Any = type(optimizer).step
-        with mock.patch.object(torch.compiler, "is_compiling", lambda: True):
-            getattr(step, "__wrapped__", step)(optimizer)
+        step = getattr(step, "__wrapped__", step)
+        if all("capturable" in group for group in optimizer.param_groups):
+            # Else it would ask for devices that it knows.
+            with mock.patch.object(torch.compiler, "is_compiling", lambda: True):
+                step(optimizer)
+        else:
+            step(optimizer)
 
 
-class _SeveralGroups(ValueError):
-    """Parameters of scanned layers are in several groups of the optimizer."""
+class NotStackable(ValueError):
+    """An optimizer cannot update the parameters of scanned layers as one; the text says why."""
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,15 @@ def fake_like(tensor: torch.Tensor, mode: FakeTensorMode, lead: tuple[int, ...] 
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="tpu")
 
 
+_IDENTITIES = (
+    *(torch.ops.aten.detach.default, torch.ops.aten.detach_copy.default),
+    *(torch.ops.aten.alias.default, torch.ops.aten.alias_copy.default),
+)
+_UNINITIALISED = (
+    *(torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default),
+    *(torch.ops.aten.empty_permuted.default, torch.ops.aten.empty_strided.default),
+    *(torch.ops.aten.new_empty.default, torch.ops.aten.new_empty_strided.default),
+)
 # Code whose lines are not the user's.
 _INTERNAL = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
@@ -133,18 +142,25 @@ class Scopes:
         self._set("", name)
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+def trace(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    keep_views: bool = False,
+) -> GraphModule:
     """The graph of ``function(*inputs)``, free of views, mutations and what has no lowering.
 
     Args:
         function: Of tensors, returns a list of tensors; may run autograd.
         inputs: Fake tensors.
         mode: Theirs.
+        keep_views: Leave views as they are: a partitioner knows that they cost nothing.
 
     Raises:
         DataDependentError: It depends on values.
         UnsupportedOpError: An op has neither a lowering nor a decomposition.
     """
+    remove = "mutations" if keep_views else "mutations_and_views"
     with enable_python_dispatcher(), mode:
         try:
             first = make_fx(function, tracing_mode="real")(*inputs)
@@ -157,21 +173,32 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any], mode: FakeTensorM
         # Autograd cannot run inside functionalization: the graph it left is functionalized.
         with fx_traceback.preserve_node_meta(), torch.no_grad():
             graph = make_fx(
-                torch.func.functionalize(Interpreter(first).run, remove="mutations_and_views"),
+                torch.func.functionalize(Interpreter(first).run, remove=remove),
                 decomposition_table=decompositions(),
                 tracing_mode="real",
             )(*inputs)
-    _drop_writes(graph)
+    _simplify(graph)
     _check(graph)
     return graph
 
 
-def _drop_writes(graph: GraphModule) -> None:
-    """Remove what writes inputs back: the new values are outputs."""
+def _simplify(graph: GraphModule) -> None:
+    """Remove what does nothing in a functional graph: writing inputs back, as their new values are
+    outputs, and detaching. What is uninitialised becomes zeros, as where the device runs it.
+    """
     for node in reversed(graph.graph.nodes):
         if node.target is torch.ops.aten.copy_.default:
             node.replace_all_uses_with(node.args[1])
             graph.graph.erase_node(node)
+        elif node.target in _IDENTITIES:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+        elif getattr(node.target, "namespace", "") == "profiler":
+            graph.graph.erase_node(node)
+        elif node.target in _UNINITIALISED:
+            value = node.meta["val"]
+            node.target = torch.ops.aten.full.default
+            node.args, node.kwargs = (list(value.shape), 0), {"dtype": value.dtype}
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
@@ -188,7 +215,7 @@ def _check(graph: GraphModule) -> None:
 
 def _user_line(error: BaseException) -> str | None:
     """The line of the user's code nearest to where the error was raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__)]
+    frames = list(traceback.extract_tb(error.__traceback__))
     for frame in reversed(frames):
         if not frame.filename.startswith(("<", *_INTERNAL)):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
