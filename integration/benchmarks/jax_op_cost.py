@@ -1,7 +1,7 @@
 """What a call of a `jax_op` costs the Python thread against one of an op that PyTorch has.
 
-Both are recorded on ``tpu``, on tiny tensors, in turn in one process; CPU time of the calling thread,
-so that other load on the machine does not count. Pin one core for figures that repeat:
+Both are recorded on ``tpu``, on tiny tensors, in turn in one process; CPU time of the calling
+thread, so that other load on the machine does not count. Pin one core for figures that repeat:
 
     taskset -c 0 python integration/benchmarks/jax_op_cost.py --json out.json
 """

@@ -13,6 +13,7 @@ PUBLIC_MODULES = {
     "tpu_core.conformance",
     "tpu_core.errors",
     "tpu_eager",
+    "tpu_kernels",
 }
 
 
@@ -26,7 +27,7 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_public(module: str, name: str) -> bool:
-    if module.split(".")[0] not in ("tpu_core", "tpu_eager"):
+    if module.split(".")[0] not in ("tpu_core", "tpu_eager", "tpu_kernels"):
         return True
     return module in PUBLIC_MODULES and not name.startswith("_")
 

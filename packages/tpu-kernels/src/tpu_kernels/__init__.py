@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from tpu_kernels._version import __version__ as __version__
+from tpu_kernels.calls import FlaxModule as FlaxModule
+from tpu_kernels.calls import call_jax as call_jax
+from tpu_kernels.calls import from_flax as from_flax
 from tpu_kernels.decorator import JaxOp as JaxOp
 from tpu_kernels.decorator import jax_op as jax_op
+from tpu_kernels.modules import to_jax_function as to_jax_function
+from tpu_kernels.pallas import interpret as interpret
+from tpu_kernels.pallas import pallas_call as pallas_call
 
-__all__ = ["JaxOp", "__version__", "jax_op"]
+__all__ = [
+    "FlaxModule",
+    "JaxOp",
+    "__version__",
+    "call_jax",
+    "from_flax",
+    "interpret",
+    "jax_op",
+    "pallas_call",
+    "to_jax_function",
+]

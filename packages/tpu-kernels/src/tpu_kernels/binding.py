@@ -106,7 +106,7 @@ class Binding:
 
     def _check_leaves(self, p: Parameter, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, (torch.Tensor, jax.ShapeDtypeStruct)):
                 raise TypeError(
                     f"{self.name}(): the pytree '{p.name}' holds {type(leaf).__name__} ({leaf!r}) "
                     "among its tensors. Make it a tensor, or a static argument of its own."
@@ -131,8 +131,7 @@ class Binding:
 
     def _tree_key(self, values: Sequence[Any]) -> Any:
         return tuple(
-            (type(v), v) if a.type in _STATIC else v is None
-            for a, v in zip(self.arguments, values)
+            (type(v), v) if a.type in _STATIC else v is None for a, v in zip(self.arguments, values)
         )
 
     # --- called while an op is traced ------------------------------------------------------------
@@ -163,7 +162,9 @@ class Binding:
             args, kwargs = self._own(values)
             like = jax.eval_shape(lambda: self.fn(*args, **kwargs))
             leaves, tree = jax.tree_util.tree_flatten(like)
-            filled = [jnp.zeros(o.shape, o.dtype) if g is None else g for g, o in zip(grads, leaves)]
+            filled = [
+                jnp.zeros(o.shape, o.dtype) if g is None else g for g, o in zip(grads, leaves)
+            ]
             found = backward(jax.tree_util.tree_unflatten(tree, filled), *args, **kwargs)
             found = found if isinstance(found, (tuple, list)) else (found,)
             return self._flat_gradients(values, found)
@@ -271,7 +272,9 @@ def _is_tuple(result: Any) -> bool:
 
 
 def _is_value(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex, torch.Tensor))
+    return isinstance(
+        x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex, torch.Tensor)
+    )
 
 
 def _described(result: Any) -> str:

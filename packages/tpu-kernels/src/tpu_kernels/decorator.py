@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+import jax
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -66,6 +67,19 @@ class JaxOp:
             return self._traceable(*args, **kwargs)
         return self._call(*args, **kwargs)
 
+    def as_jax(self, *args: Any, **kwargs: Any) -> Callable[..., Sequence[jax.Array]]:
+        """What the op computes for arguments of these shapes, as it was traced.
+
+        Args:
+            args, kwargs: As of a call, `jax.ShapeDtypeStruct` in place of tensors.
+
+        Returns:
+            A function of the flat arrays, which gives flat arrays. `jax.jit` lowers and compiles it
+            for any platform.
+        """
+        values = self._binding.bind(args, kwargs)
+        return self._op.traced(values)[0].call
+
     def _bound(self, *args: Any, **kwargs: Any) -> Any:
         values = self._binding.bind(args, kwargs)
         return self._binding.structured(values, self.overload(*values))
@@ -79,11 +93,13 @@ def _check_name(name: str) -> None:
     if not (namespace.isidentifier() and short.isidentifier()):
         raise ValueError(f"'{name}' is no name of an op. Use 'namespace::name', as 'my::gelu'.")
     if namespace in ("aten", "prim", "prims", "tpu", "tpu_compile"):
-        raise ValueError(f"The namespace '{namespace}' is not for ops of your own. Use another one.")
+        raise ValueError(
+            f"The namespace '{namespace}' is not for ops of your own. Use another one."
+        )
     if hasattr(getattr(torch.ops, namespace), short):
         raise ValueError(
-            f"There is an op '{name}' already. Ops are defined once in a process: use another name, "
-            "or restart the process where you changed the function."
+            f"There is an op '{name}' already. Ops are defined once in a process: use another "
+            "name, or restart the process where you changed the function."
         )
 
 
@@ -227,7 +243,7 @@ def jax_op(
         >>> softcap(torch.tensor([0.0, 100.0], device="tpu"), cap=10.0)
         tensor([ 0., 10.], device='tpu:0')
     """
-    options = {
+    options: dict[str, Any] = {
         "static": (static,) if isinstance(static, str) else static,
         "mutates": (mutates,) if isinstance(mutates, str) else mutates,
         "differentiable": differentiable,

@@ -18,7 +18,7 @@ def digest(traced: ClosedJaxpr) -> str:
     """Hex digest of a function's ops, parameters, types and constants.
 
     Example:
-        >>> digest(jax.make_jaxpr(jnp.sin)(1.0)) == digest(jax.make_jaxpr(lambda x: jnp.sin(x))(2.0))
+        >>> digest(jax.make_jaxpr(jnp.sin)(1.0)) == digest(jax.make_jaxpr(jnp.sin)(2.0))
         True
     """
     writer = _Writer()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,9 @@ def flatten(arguments: Sequence[Argument], values: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def unflatten(arguments: Sequence[Argument], values: Sequence[Any], flat: Iterable[Any]) -> list[Any]:
+def unflatten(
+    arguments: Sequence[Argument], values: Sequence[Any], flat: Iterable[Any]
+) -> list[Any]:
     """The values with others in place of the tensors that `flatten` gives."""
     stream = iter(flat)
 
@@ -239,8 +241,7 @@ class FlatOp:
         def cast(keys: Any, *values: Any, **keywords: Any) -> Any:
             filled = self.positional(values, keywords)
             flat = (_lower_precision(t, dtype) for t in flatten(self.arguments, filled))
-            below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-            with torch._C._ExcludeDispatchKeyGuard(below):
+            with torch.autocast("tpu", enabled=False):
                 return self.overload(*unflatten(self.arguments, filled, flat))
 
         self.library.impl(self.short, cast, "AutocastPrivateUse1", with_keyset=True)
@@ -274,7 +275,9 @@ class FlatOp:
 
         out = jax.eval_shape(results, *(flat[i] for i in wanted))
         smooth = [i for i, o in enumerate(out) if jnp.issubdtype(o.dtype, jnp.inexact)]
-        _, pull_back = jax.vjp(lambda *c: [results(*c)[i] for i in smooth], *(flat[i] for i in wanted))
+        _, pull_back = jax.vjp(
+            lambda *c: [results(*c)[i] for i in smooth], *(flat[i] for i in wanted)
+        )
         given = [
             jnp.zeros(out[i].shape, out[i].dtype)
             if grads[i] is None
@@ -293,8 +296,9 @@ class FlatOp:
             results = self._vmap_op()(*values, flat, int(info.batch_size))
             return results, jax.tree.map(lambda _: 0, results)
 
+        interpreter: Any = retrieve_current_functorch_interpreter()
         return custom_function_call_vmap_helper(
-            retrieve_current_functorch_interpreter(),
+            interpreter,
             rule,
             self.overload,
             *self.positional(values, keywords),
@@ -379,12 +383,14 @@ def _lower_precision(t: Any, dtype: torch.dtype) -> Any:
 
 def _dims_like(
     arguments: Sequence[Argument], values: Sequence[Any], in_dims: Sequence[Any]
-) -> Iterator[Any]:
-    for argument, value, dims in zip(arguments, values, in_dims):
-        if argument.type.endswith("[]") and argument.type in _TENSORS and dims is None:
-            yield [None] * len(value)
-        else:
-            yield dims
+) -> list[Any]:
+    """What of each argument is batched, with a list for each list of tensors."""
+
+    def spread(argument: Argument, value: Any, dims: Any) -> Any:
+        is_list = argument.type.endswith("[]") and argument.type in _TENSORS
+        return [None] * len(value) if is_list and dims is None else dims
+
+    return [spread(*item) for item in zip(arguments, values, in_dims)]
 
 
 def _location(fn: Callable[..., Any]) -> str:

@@ -83,18 +83,25 @@ def signature_of(name: str, fn: Callable[..., Any], static: Sequence[str]) -> Si
     parameters = []
     for p in found.parameters.values():
         if p.kind is p.VAR_KEYWORD:
-            raise TypeError(f"{name}: **{p.name} has no counterpart in a schema. Name the arguments.")
+            raise TypeError(
+                f"{name}: **{p.name} has no counterpart in a schema. Name the arguments."
+            )
         missing = Any if p.kind is p.VAR_POSITIONAL else p.empty
         parameters.append(_parameter(p, hints.get(p.name, missing), p.name in static))
     returns, is_tuple = _returns(hints.get("return", inspect.Signature.empty))
     return Signature(tuple(parameters), returns, is_tuple)
 
 
+def parameter_names(fn: Callable[..., Any]) -> list[str]:
+    """Names of a function's parameters, in order."""
+    return list(inspect.signature(fn).parameters)
+
+
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     """Annotations by name, those that are texts evaluated where the function was defined."""
     target = inspect.unwrap(fn)
     if not inspect.isroutine(target) and not isinstance(target, type):
-        target = getattr(type(target), "__call__", target)
+        target = type(target).__call__
     names = dict(getattr(target, "__globals__", {}))
     with contextlib.suppress(TypeError, ValueError):
         names.update(inspect.getclosurevars(target).nonlocals)

@@ -43,7 +43,9 @@ class Scope:
         self._values: dict[str, Any] = {}
         texts = [[self._text(n) for n in t.shape] for t in tensors]
         scope = export.SymbolicScope()
-        self.shapes = [export.symbolic_shape(f"({', '.join(s)},)" if s else "()", scope=scope) for s in texts]
+        self.shapes = [
+            export.symbolic_shape(f"({', '.join(s)},)" if s else "()", scope=scope) for s in texts
+        ]
 
     def _text(self, size: Any) -> str:
         if not isinstance(size, torch.SymInt):
@@ -65,14 +67,13 @@ class Scope:
         JAX takes sizes that it cannot compare for different ones, so that a function that asks
         ``if x.shape[0] % 2 == 0`` has one answer for all.
         """
-        hints = {name: _hint(size) for name, size in self._values.items()}
-        if None in hints.values():
+        known = {name: _hint(size) for name, size in self._values.items()}
+        hints = {name: hint for name, hint in known.items() if hint is not None}
+        if len(hints) < len(known):
             return False
         for more in (0, 1, 2):
             numbers = {name: hint + more for name, hint in hints.items()}
-            concrete = [
-                jax.ShapeDtypeStruct(_with_sizes(a.shape, numbers), a.dtype) for a in avals
-            ]
+            concrete = [jax.ShapeDtypeStruct(_with_sizes(a.shape, numbers), a.dtype) for a in avals]
             with jax.enable_x64(wide):
                 try:
                     out = jax.eval_shape(fn, *(narrow(a, wide) for a in concrete))

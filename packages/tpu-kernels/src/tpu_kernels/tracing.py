@@ -80,6 +80,8 @@ def trace(
             raise
         except Exception as error:
             raise complaint(name, avals, error) from error
+    if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+        raise _left_behind(name, avals)
     _refuse_effects(name, closed)
     if origin is not None:
         _refuse_leaks(name, origin)
@@ -96,13 +98,9 @@ def trace(
 def complaint(name: str, avals: Sequence[Any], error: Exception) -> JaxFunctionError:
     """What to raise for an exception of the user's function."""
     text = str(error).split("\n\n", maxsplit=1)[0].strip()
-    values = {"arguments": ", ".join(f"{a.dtype}{list(a.shape)}" for a in avals)}
+    values = _described(avals)
     if isinstance(error, jax.errors.UnexpectedTracerError):
-        return JaxFunctionError(
-            f"The JAX function of {name} uses a value that an earlier trace has left behind.",
-            values=values,
-            remedy="Return the value instead of keeping it in a global, an attribute or a closure.",
-        )
+        return _left_behind(name, avals)
     if isinstance(error, jax.errors.ConcretizationTypeError):
         return JaxFunctionError(
             f"The JAX function of {name} needs the value of an array while it is traced: {text}",
@@ -112,6 +110,18 @@ def complaint(name: str, avals: Sequence[Any], error: Exception) -> JaxFunctionE
         )
     return JaxFunctionError(
         f"The JAX function of {name} raised {type(error).__name__}: {text}", values=values
+    )
+
+
+def _described(avals: Sequence[Any]) -> dict[str, str]:
+    return {"arguments": ", ".join(f"{a.dtype}{list(a.shape)}" for a in avals)}
+
+
+def _left_behind(name: str, avals: Sequence[Any]) -> JaxFunctionError:
+    return JaxFunctionError(
+        f"The JAX function of {name} uses a value that an earlier trace has left behind.",
+        values=_described(avals),
+        remedy="Return the value instead of keeping it in a global, an attribute or a closure.",
     )
 
 

@@ -25,8 +25,9 @@ def token_of(value: Any) -> str:
     try:
         known = _tokens.get(key)
     except TypeError as error:
+        wrong = _unhashable(value)
         raise TypeError(
-            f"a static argument must be hashable, and {type(value).__name__} is not: {value!r}. "
+            f"a static argument must be hashable, and {type(wrong).__name__} is not: {wrong!r}. "
             "Annotate it as a pytree if it holds arrays, or make it a tuple."
         ) from error
     if known is not None:
@@ -39,6 +40,16 @@ def token_of(value: Any) -> str:
     _values[token] = value
     _tokens[key] = token
     return token
+
+
+def _unhashable(value: Any) -> Any:
+    """The innermost value that keeps another one from being hashed."""
+    for item in value if isinstance(value, tuple) else ():
+        try:
+            hash(item)
+        except TypeError:
+            return _unhashable(item)
+    return value
 
 
 def _typed(value: Any) -> Any:
@@ -63,7 +74,9 @@ def _contents(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (f"{f.name}={_contents(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        fields = (
+            f"{f.name}={_contents(getattr(value, f.name))}" for f in dataclasses.fields(value)
+        )
         return f"{type(value).__qualname__}({','.join(fields)})"
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"

@@ -6,6 +6,8 @@ imports jax by itself.
 
 from __future__ import annotations
 
+import functools
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from tpu_core.device.amp import get_amp_supported_dtype
@@ -122,6 +124,12 @@ def _install() -> None:
     install()
 
 
+@functools.cache
+def _contributed() -> dict[str, EntryPoint]:
+    """Modules that other packages add under ``torch.tpu``, loaded when they are first used."""
+    return {e.name: e for e in entry_points(group="tpu_core.device_modules")}
+
+
 def __getattr__(name: str) -> Any:
     if name == "_initialized":  # torch.utils.checkpoint saves random state only if this is true
         return is_initialized()
@@ -131,6 +139,8 @@ def __getattr__(name: str) -> Any:
         return modes.active().name
     if name.startswith("__"):
         raise AttributeError(name)
+    if not name.startswith("_") and (contributed := _contributed().get(name)) is not None:
+        return contributed.load()
     raise AttributeError(
         f"module 'torch.tpu' has no attribute '{name}'. What it has is listed in "
         "docs/reference/device-contract.md."

@@ -111,7 +111,7 @@ def miss(
 
     Returns:
         (kind, plan or handler, geometry of each new output, lengths of list returns, int returns,
-        identity): the identity is hashed where the op and its arguments do not say what it computes.
+        identity): the last is hashed where op and arguments do not say what is computed.
     """
     entry = lowering_of(op)
     if (dynamic := data_dependent.needs_python(op, args)) is not None:

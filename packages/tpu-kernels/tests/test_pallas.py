@@ -1,0 +1,94 @@
+"""Pallas kernels as ops: by the interpreter here, by Mosaic for TPUs that are not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import torch
+from jax.experimental import pallas as pl
+
+import tpu_kernels
+from tpu_kernels import interpret, jax_op, pallas_call
+
+
+def scaled_add(x_ref, y_ref, out_ref):  # type: ignore[no-untyped-def]
+    out_ref[...] = x_ref[...] + 2.0 * y_ref[...]
+
+
+@jax_op("test_pallas::scaled_add", backward=lambda grad, x, y: (grad, 2 * grad))
+def op(x: jax.Array, y: jax.Array) -> jax.Array:
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    return pallas_call(
+        scaled_add,
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // 8,),
+        in_specs=[block, block],
+        out_specs=block,
+    )(x, y)
+
+
+def test_a_kernel_by_the_interpreter() -> None:
+    assert interpret()
+    x, y = torch.randn(16, 128), torch.randn(16, 128)
+    device_x, device_y = (t.to("tpu").requires_grad_() for t in (x, y))
+    out = op(device_x, device_y)
+    torch.testing.assert_close(out.detach().cpu(), x + 2 * y)
+    out.sum().backward()
+    assert device_y.grad is not None and set(device_y.grad.unique().tolist()) == {2.0}
+    compiled = torch.compile(lambda x, y: op(x, y) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(device_x, device_y).detach().cpu(), 2 * (x + 2 * y))
+
+
+COMPILE = """
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from test_pallas import op
+
+device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+there = jax.sharding.SingleDeviceSharding(device)
+aval = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=there)
+traced = jax.jit(op.as_jax(aval, aval)).trace(aval, aval)
+print("tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).compile().as_text())
+"""
+
+
+def test_a_kernel_compiles_for_a_tpu() -> None:
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True"]
+
+
+def test_names_of_other_programs() -> None:
+    pallas = torch.tpu.pallas
+    x = torch.ones(2, device="tpu")
+    doubled = pallas.custom_jax_kernel(
+        lambda x, n: x * n, "doubled", static_argnums=1, donate_argnums=(0,)
+    )
+    assert doubled(x, 3).tolist() == [3, 3]
+    named = pallas.jax_op("test_pallas::named", lambda x: x + 1, donate_argnums=0)
+    assert named(x).tolist() == [2, 2]
+    with pytest.raises(NotImplementedError, match="a process drives one device"):
+        pallas.jax_op("test_pallas::meshed", lambda x: x, mesh=object())
+
+
+def test_torch_does_not_import_the_package() -> None:
+    code = "import sys, torch; torch.tpu; print('tpu_kernels' in sys.modules, 'jax' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", "False"], result.stderr
+    assert tpu_kernels.__version__
