@@ -25,9 +25,10 @@ nox.options.error_on_missing_interpreters = True
 ROOT = Path(__file__).parent
 PYTHON = "3.11"
 TORCH = "torch==2.13.0"
-PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile")  # in the order of their dependencies
+# In the order of their dependencies.
+PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-distributed")
 # Scripts; the rest is what they share.
-BENCHMARKS = ("import_time", "recording_cost", "overlap", "models")
+BENCHMARKS = ("import_time", "recording_cost", "overlap", "models", "collectives")
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
