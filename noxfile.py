@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent
 PYTHON = "3.11"
 TORCH = "torch==2.13.0"
 # In the order of their dependencies.
-PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels")
+PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels", "tpu-distributed")
 # Scripts; the rest is what they share.
-BENCHMARKS = ("import_time", "recording_cost", "jax_op_cost", "overlap", "models")
+BENCHMARKS = ("import_time", "recording_cost", "jax_op_cost", "overlap", "models", "collectives")
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"

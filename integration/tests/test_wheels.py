@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
-PACKAGES = {"tpu_core", "tpu_eager", "tpu_compile", "tpu_kernels"}
+PACKAGES = {"tpu_core", "tpu_eager", "tpu_compile", "tpu_kernels", "tpu_distributed"}
 
 
 def run(python: Path, code: str, **environment: str) -> str:
@@ -70,7 +70,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
     printed = run(
         clean_python,
         "from importlib.metadata import distribution\n"
-        "for name in ('tpu-core', 'tpu-eager', 'tpu-compile', 'tpu-kernels'):\n"
+        "for name in ('tpu-core', 'tpu-eager', 'tpu-compile', 'tpu-kernels', 'tpu-distributed'):\n"
         "    d = distribution(name)\n"
         "    where = str(d.locate_file(''))\n"
         f"    assert {str(clean_python.parents[1])!r} in where, where\n"
@@ -85,6 +85,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "torch.backends tpu_compile True",
         "torch_dynamo_backends tpu True",
         "tpu_core.device_modules pallas False",
+        "torch.backends tpu_distributed True",
     ]
     assert (clean_python.parent / "tpu").exists()
 

@@ -9,11 +9,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+
 from tpu_core.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     PeerLostError,
     ProcessGroupError,
+    RecompilationError,
 )
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -76,12 +78,14 @@ def case_late() -> None:
 
 
 def case_no_recompile() -> None:
-    x = torch.ones(3, device=DEVICE)
+    x, y = torch.ones(3, device=DEVICE), torch.ones(5, device=DEVICE)
     dist.all_reduce(x)
     with torch.tpu.no_recompile():
         dist.all_reduce(x)
-        x = torch.ones(3, device=DEVICE)
-    assert x.tolist() == [1.0] * 3
+        with pytest.raises(RecompilationError, match=r"all_reduce sum float32\[5\] is new"):
+            dist.all_reduce(y)
+    dist.all_reduce(y)
+    assert y.tolist() == [SIZE] * 5
 
 
 def case_end() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,14 +14,22 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from types import ModuleType
+
+# For where the package is on the path, but not installed.
+REGISTER = """
+import torch.distributed
+from tpu_distributed import _autoload
+if "tpu" not in torch.distributed.Backend.backend_list:
+    _autoload.load()
+"""
 
 NOT_RUN = "not run: an earlier case failed, or its process ended"
 
 
-def cases_of(module: ModuleType) -> list[str]:
-    """Names of the functions ``case_*`` of a module, in order."""
-    return [name for name in vars(module) if name.startswith("case_")]
+def cases_of(module: str) -> list[str]:
+    """Names of the functions ``case_*`` of a module beside this one, in order."""
+    text = (Path(__file__).parent / f"{module}.py").read_text()
+    return re.findall(r"^def (case_\w+)", text, re.MULTILINE)
 
 
 def free_port() -> int:
@@ -29,22 +38,24 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
-    """What torchrun sets."""
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, with the packages of this repository on the path."""
     package = Path(__file__).parents[1]
     sources = [str(package / "src"), str(package.parent / "tpu-core" / "src")]
     inherited = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([*sources, *([inherited] if inherited else [])])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun sets."""
     return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*sources, *([inherited] if inherited else [])]),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        **more,
     }
 
 
@@ -55,7 +66,7 @@ def start(module: str, size: int, *, expected: float, **more: str) -> list[subpr
     return [
         subprocess.Popen(
             command,
-            env=environment(rank, size, port, **more),
+            env=environment(**rank_environment(rank, size, port), **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -81,15 +92,15 @@ def finish(processes: list[subprocess.Popen[str]], timeout: float) -> list[str]:
     return outputs
 
 
-def run(module: str, size: int, timeout: float, **more: str) -> dict[str, str | None]:
+def run(module: str, size: int, timeout: float, **more: str) -> dict[str, str]:
     """Run the cases of a module in ``size`` processes.
 
     Returns:
-        For each case what went wrong in any rank, or None.
+        For each case that failed in some rank, what went wrong.
     """
     outputs = finish(start(module, size, expected=timeout, **more), timeout)
-    names = cases_of(importlib.import_module(module))
-    failures: dict[str, str | None] = {}
+    names = cases_of(module)
+    failures = {}
     for name in names:
         problems = []
         for rank, output in enumerate(outputs):
@@ -98,7 +109,8 @@ def run(module: str, size: int, timeout: float, **more: str) -> dict[str, str | 
             problem = results.get(name, NOT_RUN + tail)
             if problem:
                 problems.append(f"rank {rank}: {problem}")
-        failures[name] = "\n".join(problems) or None
+        if problems:
+            failures[name] = "\n".join(problems)
     return failures
 
 
@@ -117,13 +129,14 @@ def main() -> None:
     faulthandler.dump_traceback_later(float(sys.argv[2]) - 2, exit=True)
     import torch
     import torch.distributed as dist
+
     from tpu_distributed import _autoload
 
     if "tpu" not in dist.Backend.backend_list:
         _autoload.load()  # the package is not installed, but on the path
     module = importlib.import_module(sys.argv[1])
     torch.manual_seed(0)
-    for name in cases_of(module):
+    for name in cases_of(sys.argv[1]):
         started = time.process_time()
         try:
             getattr(module, name)()

@@ -213,7 +213,8 @@ def device_count() -> int:
 
     On the CPU ``TPU_NUM_DEVICES``; on TPUs the chips (twice that where a chip's two cores are
     devices); 1 for another platform until it is started. Under ``torchrun`` at least the number of
-    processes on the machine: ``tpu:{local_rank}`` is the process' own device. ``TPU_VISIBLE_DEVICES`` is applied.
+    processes on the machine: ``tpu:{local_rank}`` is the process' own device.
+    ``TPU_VISIBLE_DEVICES`` is applied.
     0 where ``TPU_PLATFORM=tpu`` and there is no TPU: counting does not raise, using does.
 
     Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+
 from tpu_core import _C
 from tpu_core.pjrt import distributed
 from tpu_core.runtime import runtime
-
 from tpu_distributed import world
 from tpu_distributed.control import Control
 from tpu_distributed.group import Group

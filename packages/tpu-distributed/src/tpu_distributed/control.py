@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
+
 from tpu_core import _C
 from tpu_core.errors import (
     CollectiveMismatchError,
@@ -74,7 +75,7 @@ class Control:
         self._store = store
         self._failure: TpuError | None = None
         connection = dist.PrefixStore("control/", store)
-        self.gloo = dist.ProcessGroupGloo(
+        self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
         self._own = torch.zeros(2, dtype=torch.int64)

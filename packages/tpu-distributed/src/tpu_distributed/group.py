@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from tpu_core import runtime
 from tpu_core.compiler import collectives
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.client import Loaded
-
 from tpu_distributed import messages, uneven
 from tpu_distributed.control import Call, Control
 from tpu_distributed.reductions import Reduction
@@ -155,9 +155,7 @@ class Group:
     ) -> Issued:
         """Part ``i`` of the input to rank ``i``; sizes count in the first dim."""
         if output_sizes or input_sizes:
-            return uneven.all_to_all_single(
-                self, output, input, output_sizes, input_sizes, options
-            )
+            return uneven.all_to_all_single(self, output, input, output_sizes, input_sizes, options)
         shape = tuple(output.shape)
         if input.numel() != output.numel() or input.shape[0] % self.size:
             raise ValueError(
@@ -308,5 +306,3 @@ def _broadcast(p: Program, x: Value, root: int) -> Value:
         return p.convert(p.all_reduce(p.only_from(p.convert(x, "ui8"), root), "add"), "i1")
     bits = p.bitcast(x, f"ui{8 * DTYPES[x.element].itemsize}")
     return p.bitcast(p.all_reduce(p.only_from(bits, root), "add"), x.element)
-
-

@@ -8,8 +8,8 @@ message goes over the hosts' network, matched by source and tag, in any order ag
 from __future__ import annotations
 
 import torch
-from tpu_core.errors import ProcessGroupError
 
+from tpu_core.errors import ProcessGroupError
 from tpu_distributed.control import Call, Control
 from tpu_distributed.work import Received, Sent
 

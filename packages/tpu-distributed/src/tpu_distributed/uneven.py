@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 Tensors = Sequence[torch.Tensor]
 
 
-def all_gather(
-    group: Group, outputs: Sequence[Tensors], inputs: Tensors, options: Any
-) -> Issued:
+def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, options: Any) -> Issued:
     """Inputs of different sizes to all ranks; each rank knows the sizes by its outputs."""
     arrays: list[Any] = []
     for outs, x in zip(outputs, inputs):

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from tpu_core.xla_status import map_xla_error
 
+from tpu_core.xla_status import map_xla_error
 from tpu_distributed.control import Control
 
 

@@ -26,10 +26,11 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
         return
     key = "world"
     if rank == 0:
-        port = distributed.start_service(size)
-        store.set(key, f"{uuid.uuid4().hex} {_host()}:{port}")
-    name, address = store.get(key).decode().split()
-    runtime.join_world(lambda: distributed.join(World(name, rank, size), address, timeout))
+        service, presence = distributed.start_coordinator(size)
+        store.set(key, f"{uuid.uuid4().hex} {_host()} {service} {presence}")
+    name, host, service, presence = store.get(key).decode().split()
+    world, ports = World(name, rank, size), (int(service), int(presence))
+    runtime.join_world(lambda: distributed.join(world, host, ports, timeout))
 
 
 def _is_current(store: Any, rank: int, size: int) -> bool:

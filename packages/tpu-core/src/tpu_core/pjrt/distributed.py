@@ -7,9 +7,11 @@ so that JAX code in the same process sees the same world.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import socket
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 
+from tpu_core.errors import ProcessGroupError
+from tpu_core.pjrt import coordinator
 from tpu_core.pjrt.client import Client, compile_options
 
 _HEARTBEAT_SECONDS = 10
@@ -41,8 +45,9 @@ class World:
 
 
 _world: World | None = None
-# Services of former worlds: to end one while a client of it lives would end that client's process.
-_services: list[Any] = []
+# Connections to the coordinators of this world and former ones: a client lives as long as the
+# process, and must not outlive its service.
+_presence: list[socket.socket] = []
 
 
 def current_world() -> World | None:
@@ -50,40 +55,58 @@ def current_world() -> World | None:
     return _world
 
 
-def start_service(size: int) -> int:
-    """Start the coordination service of a new world in this process, which is its rank 0.
+def start_coordinator(size: int) -> tuple[int, int]:
+    """Start the process that coordinates a new world.
 
     Args:
-        size: Number of processes.
+        size: Number of processes of the world.
 
     Returns:
-        Its port.
+        The ports that `join` takes.
+
+    Raises:
+        ProcessGroupError: It did not start.
     """
-    with _free_port() as port:
-        pass
-    _services.append(
-        _jax.get_distributed_runtime_service(
-            f"[::]:{port}",
-            size,
-            heartbeat_timeout=_HEARTBEAT_SECONDS,
-            shutdown_timeout=_SHUTDOWN_SECONDS,
-            recoverable=True,
-        )
+    command = [sys.executable, "-P", coordinator.__file__, str(size), str(_HEARTBEAT_SECONDS)]
+    # A session of its own: it must outlive this process, whatever ends that.
+    process = subprocess.Popen(
+        command,
+        # jaxlib warns that a world whose processes may be lost is an experiment of its own.
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    return port
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.stdout.close()
+    try:
+        service, presence = map(int, line.split())
+    except ValueError:
+        raise ProcessGroupError(
+            f"The coordination service did not start; it ended with {process.wait(5)}.",
+            remedy="See what it printed.",
+        ) from None
+    return service, presence
 
 
-def join(world: World, address: str, timeout: float) -> None:
+def join(world: World, host: str, ports: tuple[int, int], timeout: float) -> None:
     """Become a process of a world. The client that is started next spans it.
 
     Args:
         world: The world; one that this process was in before is left.
-        address: ``"host:port"`` of its coordination service.
-        timeout: Seconds to wait for the service.
+        host: Where its coordinator runs.
+        ports: From `start_coordinator`.
+        timeout: Seconds to wait for the other processes.
     """
     global _world
+    service, presence = ports
+    connection = socket.create_connection((host, presence), timeout)
+    connection.settimeout(None)
+    _presence.append(connection)
     client = _jax.get_distributed_runtime_client(
-        address,
+        f"{host}:{service}",
         world.rank,
         init_timeout=max(1, int(timeout)),
         heartbeat_timeout=_HEARTBEAT_SECONDS,
@@ -99,13 +122,6 @@ def join(world: World, address: str, timeout: float) -> None:
         jax.clear_caches()
         xla_bridge._clear_backends()
     _world = world
-
-
-@contextlib.contextmanager
-def _free_port() -> Iterator[int]:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as s:
-        s.bind(("", 0))
-        yield s.getsockname()[1]
 
 
 def members(client: Client) -> tuple[Any, ...]:
