@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tpu_compile._version import __version__ as __version__
+from tpu_compile.layer_scan import scan_layers as scan_layers
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "scan_layers"]

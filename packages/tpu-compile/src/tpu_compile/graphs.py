@@ -20,8 +20,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile import control_flow, numbers, random_states
-from tpu_compile.draws import STATE, Seeds, Words
+from tpu_compile import control_flow, numbers, random_states, recomputation
+from tpu_compile.draws import NUMBER, STATE, Seeds, Words
 from tpu_compile.evaluate import evaluate, is_arithmetic
 from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
 from tpu_compile.sizes import Sizes, concrete
@@ -190,7 +190,7 @@ def _graph_of(module: GraphModule) -> Graph:
         if _is_tensor(n) and not any(n is m.meta.get(STATE) for m in nodes)
     ]
     sizes = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), (int, torch.SymInt))]
-    return Graph(_key(module), module, tensors, sizes, outputs(module), Seeds(module))
+    return Graph(key_of(module), module, tensors, sizes, outputs(module), Seeds(module))
 
 
 @functools.cache
@@ -199,9 +199,11 @@ def _sources() -> bytes:
     return b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))
 
 
-def _key(module: GraphModule) -> str:
+def key_of(module: GraphModule) -> str:
     """Hash of nodes, arguments, geometry and constants, and of what evaluates them."""
     number = {node: i for i, node in enumerate(module.graph.nodes)}
+    # Their own numbers count up in a process.
+    checkpoints = {n: str(i) for i, r in enumerate(recomputation.find(module)) for n in r.nodes}
     digest = hashlib.sha256(_sources())
 
     def text(value: Any) -> str:
@@ -218,10 +220,11 @@ def _key(module: GraphModule) -> str:
         parts += [text(a) for a in node.args]
         parts += [f"{k}={text(v)}" for k, v in sorted(node.kwargs.items())]
         parts.append(text(node.meta.get("val")))
+        parts += [str(node.meta.get(NUMBER, "")), checkpoints.get(node, "")]
         digest.update("|".join(parts).encode() + b"\n")
         body = subgraph(node)
         if body is not None:
-            digest.update(_key(body).encode())
+            digest.update(key_of(body).encode())
         elif node.op == "get_attr":
             constant = getattr(module, str(node.target))
             digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
