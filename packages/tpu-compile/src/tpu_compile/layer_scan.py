@@ -231,14 +231,13 @@ def _as_scan(layers: Sequence[nn.Module], x: Tensor, args: Sequence[Any]) -> Ten
     """The layers as PyTorch's own loop, which an exported program can hold."""
     from torch._higher_order_ops.scan import scan
 
+    from tpu_compile.traced import layer_step
+
     call = _Arguments(layers[0], args)
     names = [*call.params, *call.buffers]
     states = [dict((*m.named_parameters(), *m.named_buffers())) for m in layers]
     stacked = [torch.stack([s[name] for s in states]) for name in names]
 
-    def step(hidden: Tensor, values: list[Tensor]) -> tuple[Tensor, Tensor]:
-        result = call.run(hidden, *values, *call.tensors)
-        return result, result.new_zeros(())
-
+    step = layer_step(layers[0], names, args)
     last: Tensor = scan(step, x, stacked)[0]
     return last
