@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tpu_compile._version import __version__ as __version__
+from tpu_compile.layer_scan import scan_layers as scan_layers
 
-__all__ = ["__version__", "aot"]
+__all__ = ["__version__", "aot", "scan_layers"]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,11 @@ def _skip_our_code(module: ModuleType) -> None:
     traced = importlib.util.find_spec("tpu_compile.traced")
     assert traced is not None
     module.BUILTIN_INLINE_WHEN_CALLED.add(traced.origin)
+    # AOTAutograd traces it, with the modules' parameters as inputs.
+    from tpu_compile.layer_scan import scan_layers
+
+    module._allowed_callable_ids.add(id(scan_layers))
+    module._nonstrict_trace_callable_ids.add(id(scan_layers))
 
 
 def _admit_device(module: ModuleType) -> None:

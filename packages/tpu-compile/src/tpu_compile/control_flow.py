@@ -50,7 +50,7 @@ class Call:
 
     def key(self) -> jax.Array | None:
         """The key of the call, if it draws random numbers."""
-        return self.draws.key() if is_random(self.node) else None
+        return self.draws.key(self.node) if is_random(self.node) else None
 
     def run(
         self, module: GraphModule, arguments: Sequence[Any], key: jax.Array | None, round_: Any = 0

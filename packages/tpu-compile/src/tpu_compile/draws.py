@@ -25,8 +25,8 @@ _MASK = 0xFFFFFFFF
 class Draws(Protocol):
     """Gives the keys of random ops, in the graph's order."""
 
-    def key(self) -> jax.Array:
-        """The ``uint32[2]`` key of the next random op."""
+    def key(self, node: Node) -> jax.Array:
+        """The ``uint32[2]`` key of a random op; each is asked for once, in order."""
         ...
 
 
@@ -40,7 +40,7 @@ class Words:
     def __init__(self, words: Iterable[Any]) -> None:
         self._words = iter(words)
 
-    def key(self) -> jax.Array:
+    def key(self, _: Node) -> jax.Array:
         """The key of the next four words."""
         return derive_key(*(jnp.asarray(next(self._words)).astype(jnp.uint32) for _ in range(4)))
 
@@ -55,10 +55,10 @@ class Derived:
     def __init__(self, key: jax.Array) -> None:
         self._key, self._count = key, 0
 
-    def key(self) -> jax.Array:
-        """An independent key for each call."""
+    def key(self, node: Node) -> jax.Array:
+        """An independent key for each number, or for each call where nodes have none."""
         self._count += 1
-        return fold_in(self._key, self._count - 1)
+        return fold_in(self._key, node.meta.get(NUMBER, self._count - 1))
 
 
 def is_random(node: Node) -> bool:
@@ -132,6 +132,9 @@ class Seeds:
         taken = words[self._nodes.index(node.args[0])]  # type: ignore[arg-type]  # a node
         return torch.tensor(taken, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
 
+
+NUMBER = "tpu_draw"
+"""Key of a node's metadata: number of its draw, where another graph is to draw the same."""
 
 STATE = "tpu_random_state"
 """Key of a node's metadata: the input that is the random state it draws from."""

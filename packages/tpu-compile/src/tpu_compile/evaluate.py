@@ -86,7 +86,7 @@ def _call(node: Node, values: Mapping[Node, Any], sizes: Sizes, draws: Draws) ->
     op: Any = node.target
     entry = lowering_of(op)
     if entry is not None:
-        key = draws.key() if entry.random else None
+        key = draws.key(node) if entry.random else None
         return call_node(node, entry, values, key, sizes.value)
     args: Any = map_arg(node.args, values.__getitem__)
     kwargs: Any = map_arg(node.kwargs, values.__getitem__)

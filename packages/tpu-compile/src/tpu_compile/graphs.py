@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,48 +21,21 @@ from torch.utils._pytree import tree_flatten
 from tpu_compile import control_flow, numbers, random_states
 from tpu_compile.draws import STATE, Seeds, Words
 from tpu_compile.evaluate import evaluate, is_arithmetic
+from tpu_compile.graph import Graph
 from tpu_compile.identity import identities
-from tpu_compile.lookup import lowering_of, outputs, subgraph, subgraphs
+from tpu_compile.keys import key_of
+from tpu_compile.lookup import lowering_of, outputs, subgraphs
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
 from tpu_core import _C
-from tpu_core.lowering.evaluate import to_jax
 from tpu_core.lowering.registry import register
 from tpu_core.padding.outline import outlining
+from tpu_core.padding.told import tells
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
 _NAME = "tpu_compile.graph.default"
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A graph that is ready to be recorded.
-
-    Attributes:
-        key: Hash of what it computes, the same in every process.
-        module: The graph.
-        symbols: The sizes that it leaves open.
-        count: Number of its inputs.
-        tensors: Positions of its tensor inputs.
-        sizes: Positions of its inputs that are sizes.
-        results: For each output the node, a number, or None.
-        made: For each output whether the program returns it.
-        seeds: Words of the ops that draw random numbers.
-        same: Calls of the form of an earlier one, with that one.
-    """
-
-    key: str
-    module: GraphModule
-    symbols: Symbols
-    count: int
-    tensors: list[int]
-    sizes: list[int]
-    results: list[Any]
-    made: list[bool]
-    seeds: Seeds
-    same: dict[Node, Node]
 
 
 # Graphs by key; a recorded program refers to its graph by the key alone. Until `forget_graphs`.
@@ -139,7 +109,7 @@ def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
     """Whether the program returns a result: a tensor, or a number that it computes."""
     if not isinstance(result, Node) or result.target is random_states.state_of:
         return False
-    return _is_tensor(result) or not numbers.symbols(result.meta["val"]) <= known
+    return _is_tensor(result) or not numbers.are_known(result.meta["val"], known)
 
 
 def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) -> bool:
@@ -150,7 +120,7 @@ def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) 
             continue
         for v in tree_flatten(value)[0]:
             if isinstance(v, torch.Tensor):
-                if (v.device.type != "tpu" and v.dim()) or not numbers.symbols(v) <= known:
+                if (v.device.type != "tpu" and v.dim()) or not numbers.are_known(v, known):
                     return False
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
             if value.device.type != "tpu":
@@ -204,56 +174,23 @@ def _graph_of(module: GraphModule) -> Graph:
     tensors = [i for i, n in enumerate(inputs) if _is_tensor(n) and n not in states]
     sizes = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), (int, torch.SymInt))]
     values = [n.meta.get("val") for n in inputs]
-    symbols = Symbols([values[i] for i in sizes], [values[i] for i in tensors])
+    given, counts = [values[i] for i in tensors], [values[i] for i in sizes]
+    symbols = Symbols(counts, given)
     results = outputs(module)
     return Graph(
-        key=_key(module, symbols),
+        key=key_of(module, symbols),
         module=module,
         symbols=symbols,
         count=len(inputs),
         tensors=tensors,
         sizes=sizes,
+        given=given,
+        counts=counts,
         results=results,
         made=[_is_made(r, symbols.known) for r in results],
         seeds=Seeds(module),
         same=repeats(module, symbols),
     )
-
-
-@functools.cache
-def _sources() -> bytes:
-    # Programs stay in the cache folder: they must not outlive a change of this package.
-    return b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))
-
-
-def _key(module: GraphModule, symbols: Symbols) -> str:
-    """Hash of nodes, arguments, geometry and constants, and of what evaluates them."""
-    number = {node: i for i, node in enumerate(module.graph.nodes)}
-    digest = hashlib.sha256(_sources())
-
-    def text(value: Any) -> str:
-        if isinstance(value, Node):
-            return f"%{number[value]}"
-        if isinstance(value, (list, tuple)):
-            return f"[{','.join(map(text, value))}]"
-        if isinstance(value, torch.Tensor):
-            shape, strides = (text(tuple(n)) for n in (value.shape, value.stride()))
-            return f"{value.dtype}{shape}{strides}{value.device.type}"
-        return symbols.text(value)
-
-    for node in module.graph.nodes:
-        parts = [node.op, str(node.target) if node.op == "call_function" else ""]
-        parts += [text(a) for a in node.args]
-        parts += [f"{k}={text(v)}" for k, v in sorted(node.kwargs.items())]
-        parts.append(text(node.meta.get("val")))
-        digest.update("|".join(parts).encode() + b"\n")
-        body = subgraph(node)
-        if body is not None:
-            digest.update(_key(body, symbols).encode())
-        elif node.op == "get_attr":
-            constant = getattr(module, str(node.target))
-            digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
-    return digest.hexdigest()
 
 
 @functools.cache
@@ -265,6 +202,7 @@ def _define() -> None:
     library.impl("graph", _meta, "Meta")
     _libraries.append(library)
     register(_NAME, _lower, identity=_identity)
+    tells(_NAME, GRAPHS.__getitem__)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_compile.lookup import lowering_of
+from tpu_compile.sizes import SYMBOLIC, is_known
 
 _ARITHMETIC = {
     operator.add,
@@ -31,7 +32,7 @@ _NUMBERS = (torch.NumberType, torch.FloatType, torch.TensorType)
 
 def symbols(value: Any) -> set[Any]:
     """The symbols in a number, or in a tensor's shape."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLIC):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
         return set().union(*map(symbols, (*value.shape, *value.stride())))
@@ -47,7 +48,14 @@ def known_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
 def is_computed(value: Any, known: AbstractSet[Any]) -> bool:
     """Whether a node's metadata is a number that the program computes."""
     number = isinstance(value, (torch.SymInt, torch.SymBool))
-    return number and not symbols(value) <= set(known)
+    return number and not is_known(value.node.expr, known)
+
+
+def are_known(value: Any, known: AbstractSet[Any]) -> bool:
+    """Whether a number, or a tensor's shape and strides, follow from what is known."""
+    if isinstance(value, torch.Tensor):
+        return all(are_known(n, known) for n in (*value.shape, *value.stride()))
+    return not isinstance(value, SYMBOLIC) or is_known(value.node.expr, known)
 
 
 def can_be_computed(node: Node) -> bool:

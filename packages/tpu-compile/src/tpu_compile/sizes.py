@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.value_ranges import ValueRanges
+import torch._dynamo.config as config
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -18,19 +18,25 @@ class Dynamic:
     """A size that a graph leaves open.
 
     Attributes:
-        symbol: What it is called in the graph's metadata.
-        origin: The program's name for it: equal in a forward graph and its backward.
+        expression: What it is called in the graph's metadata: a symbol, as a rule.
+        origin: What it is called in the program: equal in a forward graph and its backward.
         low, high: Its range; `high` is None where the program sets no bound.
+        varies: Whether the program says that it varies.
         number: Position among the graph's sizes, or None.
         dims: (tensor input, dim) of this size.
     """
 
-    symbol: sympy.Symbol
+    expression: Any
     origin: tuple[int, str]
     low: int
     high: int | None
+    varies: bool
     number: int | None
     dims: tuple[tuple[int, int], ...]
+
+
+# A size among the inputs, with its position; of a tensor with the dim.
+_Place = tuple[Any, int, int | None]
 
 
 class Symbols:
@@ -42,24 +48,27 @@ class Symbols:
 
     Attributes:
         open: The sizes.
-        known: Their symbols.
+        known: Their expressions.
     """
 
     def __init__(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        at: dict[Any, tuple[torch.SymInt, int | None, list[tuple[int, int]]]] = {}
-        for position, number in enumerate(numbers):
-            if is_symbol(number):
-                at.setdefault(number.node.expr, (number, position, []))
-        for index, tensor in enumerate(tensors):
-            for dim, size in enumerate(tensor.shape):
-                if is_symbol(size):
-                    at.setdefault(size.node.expr, (size, None, []))[2].append((index, dim))
-        self.open = [
-            _dynamic(symbol, size, number, tuple(dims))
-            for symbol, (size, number, dims) in at.items()
-        ]
-        self.known = set(at)
-        self._names = {s: sympy.Symbol(f"d{i}", integer=True) for i, s in enumerate(at)}
+        self.open: list[Dynamic] = []
+        self.known: set[Any] = set()
+        places: list[_Place] = [(n, i, None) for i, n in enumerate(numbers)]
+        places += [(n, i, d) for i, t in enumerate(tensors) for d, n in enumerate(t.shape)]
+        symbolic = [p for p in places if isinstance(p[0], torch.SymInt)]
+        # A backward graph may be given half a size and not the size: then the half is open.
+        for wanted in (_is_symbol, lambda e: not is_known(e, self.known)):
+            found: dict[Any, list[_Place]] = {}
+            for place in symbolic:
+                if wanted(place[0].node.expr):
+                    found.setdefault(place[0].node.expr, []).append(place)
+            self.open += (_dynamic(at) for at in found.values())
+            self.known.update(found)
+        environments = {id(p[0].node.shape_env): p[0].node.shape_env for p in symbolic}
+        guards = [g.expr for e in environments.values() for g in e.guards]
+        self._guards = [g for g in guards if is_known(g, self.known)]
+        self._names = {d.expression: _name(i) for i, d in enumerate(self.open)}
 
     def text(self, value: Any) -> str:
         """A number as text that is the same in every process.
@@ -70,43 +79,70 @@ class Symbols:
         if not isinstance(value, SYMBOLIC):
             return f"{type(value).__name__}:{value}"
         # A name that Dynamo chooses depends on what was compiled before; one by order does not.
-        for symbol in sorted(value.node.expr.free_symbols, key=str):
-            if symbol not in self._names:
-                self._names[symbol] = sympy.Symbol(f"d{len(self._names)}", integer=True)
         expression = value.node.expr.xreplace(self._names)
-        return f"{value.node.pytype.__name__}:{expression}"
+        given = set(self._names.values())
+        for symbol in sorted(expression.free_symbols - given, key=str):
+            self._names[symbol] = _name(len(self._names))
+        return f"{value.node.pytype.__name__}:{expression.xreplace(self._names)}"
 
-    def bind(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Sizes:
-        """Values in one call.
+    def hold(self, sizes: Sizes) -> bool:
+        """Whether the graph was made for sizes like these."""
+        return all(sizes.satisfy(g) for g in self._guards)
+
+    def values(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> list[int]:
+        """Values of the open sizes in one call.
 
         Args:
             numbers: The size inputs.
             shapes: Shapes of the tensor inputs.
         """
-        values = {}
+        found = []
         for size in self.open:
             if size.number is not None:
-                values[size.symbol] = numbers[size.number]
+                found.append(numbers[size.number])
             else:
                 tensor, dim = size.dims[0]
-                values[size.symbol] = shapes[tensor][dim]
-        return Sizes(values)
+                found.append(shapes[tensor][dim])
+        return found
+
+    def sizes(self, values: Sequence[int]) -> Sizes:
+        """What follows from values of the open sizes."""
+        return Sizes({d.expression: n for d, n in zip(self.open, values, strict=True)})
+
+    def bind(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Sizes:
+        """What follows in a call with these arguments, see `values`."""
+        return self.sizes(self.values(numbers, shapes))
 
 
 def is_symbol(value: Any) -> bool:
     """Whether a size is a symbol itself, not something that follows from one."""
-    return isinstance(value, torch.SymInt) and bool(value.node.expr.is_symbol)
+    return isinstance(value, torch.SymInt) and _is_symbol(value.node.expr)
 
 
-def _dynamic(
-    symbol: sympy.Symbol, size: torch.SymInt, number: int | None, dims: tuple[tuple[int, int], ...]
-) -> Dynamic:
-    node = size.node
-    found: ValueRanges[Any] = node.shape_env.var_to_range[node.expr]
+def is_known(expression: Any, known: Iterable[Any]) -> bool:
+    """Whether an expression follows from others."""
+    return not expression.xreplace(dict.fromkeys(known, sympy.Integer(2))).free_symbols
+
+
+def _is_symbol(expression: Any) -> bool:
+    return bool(expression.is_symbol)
+
+
+def _name(index: int) -> sympy.Symbol:
+    return sympy.Symbol(f"d{index}", integer=True)
+
+
+def _dynamic(places: Sequence[_Place]) -> Dynamic:
+    node = places[0][0].node
+    found = node.shape_env.bound_sympy(node.expr)
     # Without a bound the range ends at the largest integer.
     high = int(found.upper) if found.upper.is_Integer and found.upper < 2**31 else None
     low = int(found.lower) if found.lower.is_Integer else 0
-    return Dynamic(symbol, (id(node.shape_env), str(node.expr)), low, high, number, dims)
+    number = next((i for _, i, d in places if d is None), None)
+    dims = tuple((i, d) for _, i, d in places if d is not None)
+    # With `dynamic=True` any size may vary, most of them never do; what does is seen at the second.
+    varies = bool(dims) and (high is not None or config.assume_static_by_default)
+    return Dynamic(node.expr, (id(node.shape_env), str(node.expr)), low, high, varies, number, dims)
 
 
 class Sizes:
@@ -140,9 +176,11 @@ class Sizes:
 
     def knows(self, number: Any) -> bool:
         """Whether `value` can tell a number; what comes from a tensor's contents it cannot."""
-        return not isinstance(number, SYMBOLIC) or (
-            number.node.expr.free_symbols <= self._values.keys()
-        )
+        return not isinstance(number, SYMBOLIC) or is_known(number.node.expr, self._values)
+
+    def satisfy(self, guard: Any) -> bool:
+        """Whether a condition on the symbols is met."""
+        return bool(guard.xreplace(self._values))
 
     def inside(self, inputs: Sequence[Any], arguments: Sequence[Any]) -> Sizes:
         """The sizes as the body of a loop or branch knows them, with symbols of its own.

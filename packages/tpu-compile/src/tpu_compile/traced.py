@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,3 +20,21 @@ def admitting_device(check: Callable[..., None]) -> Callable[..., None]:
             check(query, key, value)
 
     return validate_device
+
+
+def layer_step(
+    layer: torch.nn.Module, names: Sequence[str], args: Sequence[Any]
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The body of a loop over layers, for PyTorch's ``scan``.
+
+    Args:
+        layer: A layer.
+        names: Of its parameters and buffers, in the order of the loop's values.
+        args: What every layer is called with, beside the hidden state.
+    """
+
+    def step(hidden: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        result = torch.func.functional_call(layer, dict(zip(names, values)), (hidden, *args))
+        return result, result.new_zeros(())
+
+    return step

@@ -1,0 +1,98 @@
+"""A graph of functional ATen ops that is ready to be recorded, and what it tells of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from tpu_compile.draws import Seeds
+from tpu_compile.sizes import Sizes, Symbols
+from tpu_core.padding.told import Dim, OpenSize, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph that is ready to be recorded.
+
+    Attributes:
+        key: Hash of what it computes, the same in every process.
+        module: The graph.
+        symbols: The sizes that it leaves open.
+        count: Number of its inputs.
+        tensors: Positions of its tensor inputs.
+        sizes: Positions of its inputs that are sizes.
+        given: Its tensor inputs, as fake tensors.
+        counts: Its inputs that are sizes, symbolic or not.
+        results: For each output the node, a number, or None.
+        made: For each output whether the program returns it.
+        seeds: Words of the ops that draw random numbers.
+        same: Calls of the form of an earlier one, with that one.
+        open: Its open sizes, for `tpu_core.padding.told`.
+    """
+
+    key: str
+    module: GraphModule
+    symbols: Symbols
+    count: int
+    tensors: list[int]
+    sizes: list[int]
+    given: list[torch.Tensor]
+    counts: list[Any]
+    results: list[Any]
+    made: list[bool]
+    seeds: Seeds
+    same: dict[Node, Node]
+    open: list[OpenSize] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "open", _open_sizes(self))
+
+    def returned(self) -> list[Any]:
+        """What the program returns: fake tensors, and the numbers that it computes."""
+        return [r.meta["val"] for r, is_made in zip(self.results, self.made) if is_made]
+
+    def values(self, numbers: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
+        """Values of the open sizes in a call with these size inputs and tensor shapes."""
+        return self.symbols.values(numbers, shapes)
+
+    def holds(self, values: Sequence[int]) -> bool:
+        """Whether the graph takes such values."""
+        return self.symbols.hold(self.symbols.sizes(values))
+
+    def numbers(self, values: Sequence[int]) -> list[int]:
+        """The size inputs of a call with these values."""
+        return list(self.symbols.sizes(values).all(self.counts))
+
+    def operands(self, values: Sequence[int]) -> list[tuple[Shape, Shape]]:
+        """Shape and strides of each tensor input."""
+        sizes = self.symbols.sizes(values)
+        return [(sizes.all(x.shape), sizes.all(x.stride())) for x in self.given]
+
+    def shapes(self, values: Sequence[int]) -> list[Shape]:
+        """Shape of each result."""
+        sizes = self.symbols.sizes(values)
+        return [_shape(r, sizes) for r in self.returned()]
+
+
+def _shape(result: Any, sizes: Sizes) -> Shape:
+    return sizes.all(result.shape) if isinstance(result, torch.Tensor) else ()
+
+
+def _open_sizes(graph: Graph) -> list[OpenSize]:
+    found = []
+    for size in graph.symbols.open:
+        results = [
+            Dim(i, d)
+            for i, made in enumerate(graph.returned())
+            for d, n in enumerate(made.shape if isinstance(made, torch.Tensor) else ())
+            if isinstance(n, torch.SymInt) and n.node.expr == size.expression
+        ]
+        operands = tuple(Dim(*d) for d in size.dims)
+        found.append(
+            OpenSize(size.origin, size.low, size.high, size.varies, operands, tuple(results))
+        )
+    return found
