@@ -10,7 +10,6 @@ import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
+from tpu_compile.graph import Graph, Made
 from tpu_compile.sizes import Symbols
 from tpu_compile.steps import (
     Caller,
-    Step,
     evaluate,
     is_number,
     is_tensor,
@@ -36,46 +35,12 @@ from tpu_core.lowering.evaluate import call_lowering, to_jax
 from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.registry import Lowering, register
 from tpu_core.padding.outline import outlining
+from tpu_core.padding.told import tells
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
 _NAME = "tpu_compile.graph.default"
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A graph that is ready to be recorded.
-
-    Attributes:
-        key: Hash of what it computes, the same in every process.
-        steps: What it computes.
-        once: The same with calls that repeat an earlier one left out.
-        symbols: The sizes that it leaves open.
-        tensors: Positions of its tensor inputs.
-        sizes: Positions of its inputs that are sizes.
-        results: For each output a `Made`, or a number, a term or None.
-        draws: Number of ops that draw random numbers.
-    """
-
-    key: str
-    steps: list[Step]
-    once: list[Step]
-    symbols: Symbols
-    tensors: list[int]
-    sizes: list[int]
-    results: list[Any]
-    draws: int
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A tensor among the results: of a step, with shape and strides in numbers and terms."""
-
-    step: int
-    shape: tuple[Any, ...]
-    strides: tuple[Any, ...]
-    dtype: torch.dtype
 
 
 # Graphs by key; a recorded program refers to its graph by the key alone.
@@ -180,14 +145,20 @@ def _graph_of(module: GraphModule) -> Graph | None:
     for r in _outputs(module):
         value = r.meta["val"] if isinstance(r, Node) else r
         if isinstance(value, torch.Tensor):
-            shape, strides = (tuple(map(symbols.term, n)) for n in (value.shape, value.stride()))
-            results.append(Made(number[r], shape, strides, value.dtype))
+            results.append(_made(number[r], value, symbols))
         else:
             results.append(symbols.term(value))
     draws = sum(n.op == "call_function" and _is_random(n.target) for n in nodes)
     key = _key(module, symbols)
     steps = steps_of(module, symbols)
-    return Graph(key, steps, once(steps), symbols, tensors, sizes, results, draws)
+    given = [_made(i, inputs[i], symbols) for i in tensors]
+    numbers = [symbols.term(inputs[i]) for i in sizes]
+    return Graph(key, steps, once(steps), symbols, tensors, sizes, given, numbers, results, draws)
+
+
+def _made(step: int, value: torch.Tensor, symbols: Symbols) -> Made:
+    shape, strides = (tuple(map(symbols.term, n)) for n in (value.shape, value.stride()))
+    return Made(step, shape, strides, value.dtype)
 
 
 def _terms(node: Node, symbols: Symbols) -> Iterator[Any]:
@@ -245,6 +216,7 @@ def _define() -> None:
     library.impl("graph", _meta, "Meta")
     _libraries.append(library)
     register(_NAME, _lower)
+    tells(_NAME, GRAPHS.__getitem__)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.value_ranges import ValueRanges
+import torch._dynamo.config as config
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -37,16 +37,22 @@ class Dynamic:
         symbol: Its name in the graph's expressions.
         origin: What it is called in the program: equal in a forward graph and its backward.
         low, high: Its range; `high` is None where the program sets no bound.
+        varies: Whether the program says that it varies.
         number: Position among the graph's sizes, or None.
         dims: (tensor input, dim) of this size.
     """
 
-    symbol: sympy.Symbol
+    symbol: Any
     origin: tuple[int, str]
     low: int
     high: int | None
+    varies: bool
     number: int | None
     dims: tuple[tuple[int, int], ...]
+
+
+# A size among the inputs, with its position; of a tensor with the dim.
+_Place = tuple[Any, int, int | None]
 
 
 class Symbols:
@@ -60,21 +66,29 @@ class Symbols:
     """
 
     def __init__(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        self._renamed: dict[Any, sympy.Symbol] = {}
-        at: dict[Any, tuple[torch.SymInt, int | None, list[tuple[int, int]]]] = {}
-        for position, number in enumerate(numbers):
-            if is_symbol(number):
-                at.setdefault(number.node.expr, (number, position, []))
-        for index, tensor in enumerate(tensors):
-            for dim, size in enumerate(tensor.shape):
-                if is_symbol(size):
-                    at.setdefault(size.node.expr, (size, None, []))[2].append((index, dim))
-        for symbol in at:
-            self._renamed[symbol] = sympy.Symbol(f"d{len(self._renamed)}", integer=True)
-        self.open = [
-            _dynamic(self._renamed[symbol], size, number, tuple(dims))
-            for symbol, (size, number, dims) in at.items()
-        ]
+        self._renamed: dict[Any, Any] = {}
+        self.open: list[Dynamic] = []
+        places: list[_Place] = [(n, i, None) for i, n in enumerate(numbers)]
+        places += [(n, i, d) for i, t in enumerate(tensors) for d, n in enumerate(t.shape)]
+        symbolic = [p for p in places if isinstance(p[0], torch.SymInt)]
+        # A backward graph may be given half a size and not the size: then the half is open.
+        for wanted in (_is_symbol, self._is_unknown):
+            found: dict[Any, list[Any]] = {}
+            for place in symbolic:
+                if wanted(place[0].node.expr):
+                    found.setdefault(place[0].node.expr, []).append(place)
+            for expression, at in found.items():
+                self._renamed[expression] = sympy.Symbol(f"d{len(self.open)}", integer=True)
+                self.open.append(_dynamic(self._renamed[expression], at))
+        environments = {id(p[0].node.shape_env): p[0].node.shape_env for p in symbolic}
+        guards = [g.expr.xreplace(self._renamed) for e in environments.values() for g in e.guards]
+        self._guards = [g for g in guards if self._is_known(g)]
+
+    def _is_known(self, expression: Any) -> bool:
+        return bool(expression.free_symbols <= set(self._renamed.values()))
+
+    def _is_unknown(self, expression: Any) -> bool:
+        return not self._is_known(expression.xreplace(self._renamed))
 
     def term(self, value: Any) -> Any:
         """A symbolic number in the graph's own symbols; any other as it is."""
@@ -86,47 +100,55 @@ class Symbols:
 
     def known(self, term: Any) -> bool:
         """Whether the inputs say what a term comes to."""
-        return not isinstance(term, Term) or term.expression.free_symbols <= set(
-            self._renamed.values()
-        )
+        return not isinstance(term, Term) or self._is_known(term.expression)
 
-    def bind(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Sizes:
-        """Values in one call.
+    def hold(self, sizes: Sizes) -> bool:
+        """Whether the graph was made for sizes like these."""
+        return all(sizes.satisfy(g) for g in self._guards)
+
+    def values(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> list[int]:
+        """Values of the open sizes in one call.
 
         Args:
             numbers: The size inputs.
             shapes: Shapes of the tensor inputs.
         """
-        values = {}
+        found = []
         for size in self.open:
             if size.number is not None:
-                values[size.symbol] = numbers[size.number]
+                found.append(numbers[size.number])
             else:
                 tensor, dim = size.dims[0]
-                values[size.symbol] = shapes[tensor][dim]
-        return Sizes(values)
+                found.append(shapes[tensor][dim])
+        return found
+
+    def bind(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Sizes:
+        """As `values`, for `Sizes.value`."""
+        values = self.values(numbers, shapes)
+        return Sizes({size.symbol: n for size, n in zip(self.open, values)})
 
 
-def is_symbol(value: Any) -> bool:
-    """Whether a size is a symbol itself, not something that follows from one."""
-    return isinstance(value, torch.SymInt) and bool(value.node.expr.is_symbol)
+def _is_symbol(expression: Any) -> bool:
+    return bool(expression.is_symbol)
 
 
-def _dynamic(
-    symbol: sympy.Symbol, size: torch.SymInt, number: int | None, dims: tuple[tuple[int, int], ...]
-) -> Dynamic:
-    node = size.node
-    found: ValueRanges[Any] = node.shape_env.var_to_range[node.expr]
+def _dynamic(symbol: Any, places: Sequence[_Place]) -> Dynamic:
+    node = places[0][0].node
+    found = node.shape_env.bound_sympy(node.expr)
     # Without a bound the range ends at the largest integer.
     high = int(found.upper) if found.upper.is_Integer and found.upper < 2**31 else None
     low = int(found.lower) if found.lower.is_Integer else 0
-    return Dynamic(symbol, (id(node.shape_env), str(node.expr)), low, high, number, dims)
+    number = next((i for _, i, d in places if d is None), None)
+    dims = tuple((i, d) for _, i, d in places if d is not None)
+    # With `dynamic=True` any size may vary, most of them never do; what does is seen at the second.
+    varies = bool(dims) and (high is not None or config.assume_static_by_default)
+    return Dynamic(symbol, (id(node.shape_env), str(node.expr)), low, high, varies, number, dims)
 
 
 class Sizes:
     """Values of a graph's symbols, and of the terms over them."""
 
-    def __init__(self, values: Mapping[sympy.Symbol, int]) -> None:
+    def __init__(self, values: Mapping[Any, int]) -> None:
         self._values = {s: sympy.Integer(n) for s, n in values.items()}
         self._terms: dict[Term, Any] = {}
 
@@ -142,6 +164,10 @@ class Sizes:
         if term not in self._terms:
             self._terms[term] = term.kind(term.expression.xreplace(self._values))
         return self._terms[term]
+
+    def satisfy(self, guard: Any) -> bool:
+        """Whether a condition on the symbols is met."""
+        return bool(guard.xreplace(self._values))
 
     def all(self, terms: Iterable[Any]) -> tuple[Any, ...]:
         """As `value`, of several."""
