@@ -22,6 +22,7 @@ from tpu_core.config_kinds import (
     INDICES,
     PLATFORM,
     SECONDS,
+    SIZES,
     URL,
     Kind,
     choice,
@@ -137,6 +138,14 @@ class Config:
     )
     segment_ops: int = _setting(
         "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 2_000
+    )
+    buckets: tuple[int, ...] = _setting(
+        "TPU_BUCKETS",
+        SIZES,
+        "Sizes that varying sizes are padded to; one beyond the last is padded to a power of two, "
+        "or three quarters of it.",
+        (),
+        shown="powers of two and, from 96 on, three quarters of them",
     )
     compile: str = _setting(
         "TPU_COMPILE",

@@ -89,8 +89,16 @@ def _parse_indices(text: str) -> tuple[int, ...]:
     return indices
 
 
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    if any(n < 1 for n in sizes) or any(a >= b for a, b in zip(sizes, sizes[1:])):
+        raise ValueError(text)
+    return sizes
+
+
 PLATFORM = Kind("name", _parse_platform, "auto, tpu, cpu, or a PJRT plug-in's name such as cuda")
 INDICES = Kind("list of integers", _parse_indices, "distinct device indices such as 0,1,3")
+SIZES = Kind("list of integers", _parse_sizes, "increasing sizes such as 64,128,512")
 BYTES = Kind("bytes", parse_size, "a number of bytes such as 4096, 500M or 10G")
 FOLDER = Kind("folder", lambda text: Path(text).expanduser(), "a folder")
 BOOL = Kind("bool", lambda text: _SWITCH[text.lower()], "1, 0, true, false, on, off, yes, no")

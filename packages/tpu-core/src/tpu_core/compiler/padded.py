@@ -21,6 +21,7 @@ from tpu_core.padding.family import Family, Recording
 from tpu_core.padding.outline import Outlines
 from tpu_core.padding.recording import describe
 from tpu_core.padding.sizes import Unpaddable
+from tpu_core.padding.told import tell
 from tpu_core.pjrt import client as pjrt
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class PaddedPrograms:
             arrays: Its inputs.
         """
         form, integers = self._describe(s)
-        family = self._families.get(form)
+        family = self._families.get(form) or self._told(form, s)
         if family is None or family.refusal or family.recurring.own(s.key):
             return None
         values = family.solve(s, integers)
@@ -105,6 +106,15 @@ class PaddedPrograms:
                 family.refusal,
             )
         return None
+
+    def _told(self, form: str, s: Segment) -> Family | None:
+        """A family of one segment, where the graphs in it say which of its sizes vary."""
+        told = tell(s)
+        if told is None:
+            return None
+        recordings = [Recording(x, describe(x)[1], None) for x in told.segments]
+        family = self._families[form] = Family.told(told, recordings)
+        return family
 
     def _program(
         self, family: Family, form: str, s: Segment, values: list[int], arrays: list[Any]
@@ -159,6 +169,7 @@ class PaddedPrograms:
         why = self._builder.explain(s)
         reason = Reason(f"{why.text}; on padded arrays from now on ({sizes})", why.line)
         loaded = self._builder.obtain(s, key, lambda: family.lower(buckets), outputs, reason, check)
+        self._builder.remember(s)
         return loaded, key
 
     @staticmethod
@@ -169,7 +180,8 @@ class PaddedPrograms:
         if not family.programs:
             # Large enough for the recordings too: on one of them the program is checked.
             assert family.fit is not None
-            known = next(v for r, v in zip(family.recordings, family.fit.values) if r.program)
+            pairs = zip(family.recordings, family.fit.values)
+            known = next((v for r, v in pairs if r.program), values)
             wanted = family.buckets([max(pair) for pair in zip(values, known)])
         if len(family.programs) < _MOST_PROGRAMS:
             return wanted

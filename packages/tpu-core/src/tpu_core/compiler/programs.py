@@ -153,7 +153,7 @@ class ProgramBuilder:
             reason = self._padded.comment(s, self.explain(s)) if pads else self.explain(s)
             lower = functools.partial(segments.lower, s)
             loaded = self.obtain(s, key, lower, s.outputs(), reason)
-        self._reasons.remember(s)
+        self.remember(s)
         collector.resume()
         program = self.program(s, loaded, key)
         if missing is not None:
@@ -201,6 +201,10 @@ class ProgramBuilder:
     def explain(self, s: Segment) -> Reason:
         """What of a segment is new."""
         return self._reasons.explain(s)
+
+    def remember(self, s: Segment) -> None:
+        """Take note of a segment, for what is new in the next."""
+        self._reasons.remember(s)
 
     def obtain(
         self,

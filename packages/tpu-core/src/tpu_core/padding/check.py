@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_core.compiler.segment import LiftedNumber, Segment
-from tpu_core.padding.arrays import on_host
+from tpu_core.padding.arrays import PaddedArray, on_host
 from tpu_core.padding.family import Family
 from tpu_core.pjrt import client as pjrt
 
@@ -22,7 +23,9 @@ def differences(
     """What a padded program computes otherwise than an exact one on the same input, or None.
 
     The input is the caller's, cut off or repeated to the sizes of the recording whose exact program
-    is there. Programs of buckets too small for any such recording are like the family's others.
+    is there. Where there is none, the program itself runs twice, with the padding filled otherwise:
+    what comes out must not depend on it. Programs of buckets too small for any recording are like
+    the family's others.
 
     Args:
         family: The program's family.
@@ -38,32 +41,81 @@ def differences(
         if r.program and all(a <= b for a, b in zip(family.buckets(v), buckets))
     ]
     if not checkable:
-        return None
+        return _leaks(family, buckets, run, arrays, device)
     recording, values = checkable[0]
     segment = recording.segment
-    shapes = [segment.slots[i].shape for i in segment.inputs()]
-    window = [np.asarray(on_host(a)) for a in arrays]
-    copies = [
-        [pjrt.put(_repeated(x, shape), device) for x, shape in zip(window, shapes)]
-        for _ in range(2)
-    ]
+    inputs = _inputs(segment, arrays)
+    copies = [[pjrt.put(x, device) for x in inputs] for _ in range(2)]
     program = recording.program
     exact_numbers = _packs(segment, device)
     expected = program.execute([*copies[0], *exact_numbers])
     expected = expected.consume_with_handlers(program.handlers)
+    outputs = [segment.slots[i].shape for i in segment.live]
+    got = run([*copies[1], *_numbers(family, segment, device)], values, outputs)
+    return _first_difference(segment, expected, got, _close)
+
+
+def _leaks(
+    family: Family, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
+) -> str | None:
+    """What depends on the content of the padding, or None.
+
+    A family whose sizes were told has no exact program to compare with.
+    """
+    assert family.fit is not None
+    found = zip(family.recordings, family.fit.values)
+    fitting = [(r, v) for r, v in found if all(n <= b for n, b in zip(v, buckets))]
+    if not fitting:
+        return None
+    recording, values = max(fitting, key=lambda found: math.prod(found[1]))
+    segment = recording.segment
+    bounds = [family.bound(i, buckets) for i in segment.inputs()]
+    outputs = [segment.slots[i].shape for i in segment.live]
+    results = []
+    for filling in (np.zeros, _poison):
+        filled = []
+        for x, bound in zip(_inputs(segment, arrays), bounds):
+            padded = filling(bound, x.dtype)
+            padded[tuple(slice(0, n) for n in x.shape)] = x
+            filled.append(PaddedArray(pjrt.put(padded, device), x.shape))
+        results.append(run([*filled, *_numbers(family, segment, device)], values, outputs))
+    return _first_difference(segment, results[0], results[1], _same)
+
+
+def _poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """What padding must not let through: NaN, or a number far from any other."""
+    if jnp.issubdtype(dtype, np.inexact):
+        return np.full(shape, np.nan, dtype)
+    return np.full(shape, True if dtype == np.bool_ else 101, dtype)
+
+
+def _first_difference(
+    segment: Segment,
+    expected: Sequence[Any],
+    got: Sequence[Any],
+    agree: Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], bool],
+) -> str | None:
+    for slot, want, have in zip(segment.live, expected, got):
+        if not agree(np.asarray(on_host(want)), np.asarray(on_host(have))):
+            node = next(n for n in segment.nodes if slot in n.outputs)
+            return f"{node.label} came out otherwise on padded arrays"
+    return None
+
+
+def _inputs(segment: Segment, arrays: list[Any]) -> list[np.ndarray[Any, Any]]:
+    """The caller's inputs, cut off or repeated to the sizes of a recording."""
+    shapes = [segment.slots[i].shape for i in segment.inputs()]
+    return [_repeated(np.asarray(on_host(a)), shape) for a, shape in zip(arrays, shapes)]
+
+
+def _numbers(family: Family, segment: Segment, device: Any) -> list[Any]:
+    """The packed numbers of a recording, as the padded program takes them."""
     template = family.segment()
     numbers = [
         LiftedNumber(n.pack, t.compiled_in, n.value)
         for n, t in zip(segment.numbers, template.numbers)
     ]
-    padded_numbers = _packs(segment.with_numbers(numbers), device)
-    outputs = [segment.slots[i].shape for i in segment.live]
-    got = run([*copies[1], *padded_numbers], values, outputs)
-    for slot, want, have in zip(segment.live, expected, got):
-        if not _close(np.asarray(want), np.asarray(on_host(have))):
-            node = next(n for n in segment.nodes if slot in n.outputs)
-            return f"{node.label} came out otherwise on padded arrays"
-    return None
+    return _packs(segment.with_numbers(numbers), device)
 
 
 def _repeated(x: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -81,6 +133,10 @@ def _packs(segment: Segment, device: Any) -> list[Any]:
         # Words of a seed are unsigned and travel as signed integers of 32 bits.
         packs.append(pjrt.put(np.asarray(values).astype(pjrt.PACK_DTYPES[k]), device))
     return packs
+
+
+def _same(want: np.ndarray[Any, Any], have: np.ndarray[Any, Any]) -> bool:
+    return want.tobytes() == have.tobytes()
 
 
 def _close(want: np.ndarray[Any, Any], have: np.ndarray[Any, Any]) -> bool:

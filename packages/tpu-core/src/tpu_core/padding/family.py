@@ -28,6 +28,7 @@ from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.outline import Outlines
 from tpu_core.padding.sizes import Fit, Known, Size, Unpaddable, bucket
+from tpu_core.padding.told import Told
 from tpu_core.pjrt import client as pjrt
 
 RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
@@ -70,6 +71,24 @@ class Family:
         self._traces: list[ClosedJaxpr] = []
         self._inside: list[tuple[str, list[Known | None]]] | None = None
         self._failures = 0
+        # Of the sizes that were told: their positions among the integers, and their bounds.
+        self._first: list[int] = []
+        self._limits: list[int | None] = []
+
+    @classmethod
+    def told(cls, told: Told, recordings: list[Recording]) -> Family:
+        """A family of recordings that were made up.
+
+        Args:
+            told: What is known of their sizes.
+            recordings: Those of ``told.segments``.
+        """
+        family = cls()
+        columns = list(zip(*(r.integers for r in recordings)))
+        family.recordings = recordings
+        family._first = [columns.index(values) for values in zip(*told.values)]
+        family._limits = told.limits
+        return family
 
     def refuse(self, why: str) -> None:
         """Take note that the recordings could not be run on padded arrays.
@@ -79,6 +98,7 @@ class Family:
         """
         self._failures += 1
         self.problem = why
+        self._first, self._limits = [], []
         self._restart([])
         if self._failures == _MOST_FAILURES:
             self.refusal = why
@@ -122,7 +142,7 @@ class Family:
         if len(self.recordings) < 2:
             return None
         if self.fit is None:
-            self.fit = Fit([r.integers for r in self.recordings])
+            self.fit = Fit([r.integers for r in self.recordings], self._first)
         values = self.fit.solve(integers)
         if values is None or not values or any(v < 2 for v in values):
             return None
@@ -192,7 +212,8 @@ class Family:
         """What each symbol is padded to, so that every value between programs fits its array."""
         segment = self.recordings[0].segment
         sizes = {s for i in (*segment.inputs(), *segment.live) for s in self.shape(i)}
-        chosen = [bucket(v) for v in values]
+        limits = [*self._limits, *[None] * len(values)]
+        chosen = [bucket(v, limit) for v, limit in zip(values, limits)]
         for size in sorted(sizes, key=repr):
             while not size.is_static and size.value(values) > size.bound(chosen):
                 smallest = min(size.symbols, key=lambda s: chosen[s])

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
-from tpu_core.padding.sizes import Fit, Size, Unpaddable, static
+from tpu_core.padding.sizes import NUMERATORS, Fit, Size, Unpaddable, static
 
 Rule = Callable[["Context", list[JaxprEqn], list[Padded]], list[Padded]]
 RULES: dict[str, Rule] = {}
@@ -76,26 +76,27 @@ class Context:
         if any(v.ndim for v in values):
             raise Unpaddable("a constant array depends on a size")
         numbers = [v.item() for v in values]
-        for inverted in (False, True):
-            whole_numbers = [_integer(v, inverted, dtype) for v in numbers]
+        for numerator in NUMERATORS:
+            whole_numbers = [_integer(v, numerator, dtype) for v in numbers]
             if all(n is not None for n in whole_numbers):
                 size = self._fit.derive([n for n in whole_numbers if n is not None])
                 if size is not None:
                     actual = jnp.asarray(self.space.actual(size))
-                    if not inverted:
+                    if numerator is None:
                         return actual.astype(dtype)
-                    return (1 / actual.astype(np.float64)).astype(dtype)
+                    return (numerator / actual.astype(np.float64)).astype(dtype)
         raise Unpaddable(f"a constant that was {', '.join(map(str, numbers))} follows no size")
 
 
-def _integer(value: Any, inverted: bool, dtype: np.dtype[Any]) -> int | None:
-    """The integer that a constant, or one divided by it, stands for."""
-    if isinstance(value, (bool, complex)) or not np.isfinite(value) or (inverted and value == 0):
+def _integer(value: Any, numerator: int | None, dtype: np.dtype[Any]) -> int | None:
+    """The integer that a constant is, or that a numerator was divided by."""
+    if isinstance(value, (bool, complex)) or not np.isfinite(value):
         return None
-    n = round(1 / value if inverted else value)
-    if inverted:
-        return n if n and np.asarray(1 / n, dtype) == np.asarray(value, dtype) else None
-    return n if n == value else None
+    if numerator is None:
+        n = round(value)
+        return n if n == value else None
+    n = round(numerator / value) if value else 0
+    return n if n and np.asarray(numerator / n, dtype) == np.asarray(value, dtype) else None
 
 
 def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded]) -> list[Padded]:

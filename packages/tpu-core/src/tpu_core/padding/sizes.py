@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpu_core.config import config
+
 
 class Unpaddable(Exception):
     """A segment cannot run on padded arrays; the text says why.
@@ -58,19 +60,24 @@ def static(size: int) -> Size:
     return Size(0, (), size)
 
 
+# What a number made of a size may be: the size, one divided by it (a mean), or two (the gradient of
+# a variance).
+NUMERATORS = (None, 1, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A number inside an op: always the same, a size, or one divided by a size.
+    """A number inside an op: always the same, a size, or one or two divided by a size.
 
     Attributes:
         constant: The number, where it is always the same.
         size: The size.
-        inverted: It is one divided by the size.
+        numerator: What is divided by the size; None where the number is the size itself.
     """
 
     constant: float | None = None
     size: Size | None = None
-    inverted: bool = False
+    numerator: int | None = None
 
     def holds(self, number: float, values: Sequence[int]) -> bool:
         """Whether it is this number where the symbols have these values."""
@@ -78,7 +85,9 @@ class Known:
             return number == self.constant or (number != number and self.constant != self.constant)
         n = self.size.value(values)
         # A reciprocal is rounded to the dtype of the op.
-        return number == n if not self.inverted else abs(number * n - 1) < 3e-3
+        if self.numerator is None:
+            return number == n
+        return abs(number * n - self.numerator) < 3e-3 * self.numerator
 
 
 class Fit:
@@ -86,6 +95,7 @@ class Fit:
 
     Args:
         recordings: For each recording its integers, in one order.
+        first: Positions of integers that are symbols whatever comes before them.
 
     Attributes:
         symbols: For each symbol the position of the integer that defines it.
@@ -93,22 +103,24 @@ class Fit:
         sizes: For each position its `Size`.
     """
 
-    def __init__(self, recordings: Sequence[Sequence[int]]) -> None:
+    def __init__(self, recordings: Sequence[Sequence[int]], first: Sequence[int] = ()) -> None:
         self.symbols: list[int] = []
         self.values: list[list[int]] = [[] for _ in recordings]
-        self.sizes: list[Size] = []
-        known: dict[tuple[int, ...], Size] = {}
-        for position, seen in enumerate(zip(*recordings, strict=True)):
-            if seen not in known:
-                size = self.express(seen)
-                if size is None:
-                    size = Size(1, (len(self.symbols),), 0)
-                    self.symbols.append(position)
-                    for values, value in zip(self.values, seen):
-                        values.append(value)
-                known[seen] = size
-            self.sizes.append(known[seen])
-        self._known = known
+        self._known: dict[tuple[int, ...], Size] = {}
+        columns = list(zip(*recordings, strict=True))
+        for position in first:
+            self._known[columns[position]] = self._define(position, columns[position])
+        for position, seen in enumerate(columns):
+            if seen not in self._known:
+                self._known[seen] = self.express(seen) or self._define(position, seen)
+        self.sizes = [self._known[seen] for seen in columns]
+
+    def _define(self, position: int, seen: Sequence[int]) -> Size:
+        """A new symbol."""
+        self.symbols.append(position)
+        for values, value in zip(self.values, seen):
+            values.append(value)
+        return Size(1, (len(self.symbols) - 1,), 0)
 
     def express(self, seen: Sequence[int]) -> Size | None:
         """The simplest `Size` that has these values, one a recording; None where there is none."""
@@ -146,14 +158,14 @@ class Fit:
         """What a number is that was ``seen`` in the recordings; None where it follows no size."""
         if all(n == seen[0] or n != n for n in seen):
             return Known(constant=seen[0])
-        for inverted in (False, True):
-            if not all(math.isfinite(n) and (n or not inverted) for n in seen):
+        for numerator in NUMERATORS:
+            if not all(math.isfinite(n) and (n or numerator is None) for n in seen):
                 continue
-            integers = [1 / n if inverted else n for n in seen]
+            integers = [n if numerator is None else numerator / n for n in seen]
             if all(abs(n - round(n)) <= 1e-6 * abs(n) for n in integers):
                 size = self.derive([round(n) for n in integers])
                 if size is not None:
-                    return Known(size=size, inverted=inverted)
+                    return Known(size=size, numerator=numerator)
         return None
 
     def solve(self, integers: Sequence[int]) -> list[int] | None:
@@ -186,7 +198,22 @@ def _line(xs: Sequence[int], ys: Sequence[int]) -> tuple[int, int] | None:
     return a, b
 
 
-def bucket(size: int) -> int:
-    """What serves ``size``: the next power of two, or three quarters of it from 96 on."""
+def bucket(size: int, limit: int | None = None) -> int:
+    """What serves ``size``: a bucket of ``TPU_BUCKETS``, beyond them one of powers of two.
+
+    Args:
+        size: The size.
+        limit: The largest size that there can be, where it is known.
+
+    Example:
+        >>> bucket(70), bucket(130), bucket(130, limit=160)
+        (96, 192, 160)
+    """
+    chosen = next((b for b in config().buckets if b >= size), None) or _power(size)
+    return chosen if limit is None or size > limit else min(chosen, limit)
+
+
+def _power(size: int) -> int:
+    """The next power of two, or three quarters of it from 96 on."""
     power = 1 << max(size - 1, 0).bit_length()
     return power * 3 // 4 if power >= 128 and size <= power * 3 // 4 else power

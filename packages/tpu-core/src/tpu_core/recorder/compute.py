@@ -46,6 +46,15 @@ class LoweringCompute:
             )
         )
 
+    @property
+    def out(self) -> tuple[Any, ...]:
+        """What its results are."""
+        return self._out
+
+    def returning(self, out: tuple[Any, ...]) -> LoweringCompute:
+        """The same with results of other shapes."""
+        return LoweringCompute(self._entry, out, self._contiguous)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _lowering_of_name, (self._entry.op, self._out, self._contiguous)
 
