@@ -113,7 +113,7 @@ class PaddedPrograms:
         if told is None:
             return None
         recordings = [Recording(x, describe(x)[1], None) for x in told.segments]
-        family = self._families[form] = Family.told(told, recordings)
+        family = self._families[form] = Family.told(told, recordings, self._outlines)
         return family
 
     def _program(

@@ -76,14 +76,15 @@ class Family:
         self._limits: list[int | None] = []
 
     @classmethod
-    def told(cls, told: Told, recordings: list[Recording]) -> Family:
+    def told(cls, told: Told, recordings: list[Recording], outlines: Outlines) -> Family:
         """A family of recordings that were made up.
 
         Args:
             told: What is known of their sizes.
             recordings: Those of ``told.segments``.
+            outlines: What a segment's ops have inside.
         """
-        family = cls()
+        family = cls(outlines)
         columns = list(zip(*(r.integers for r in recordings)))
         family.recordings = recordings
         family._first = [columns.index(values) for values in zip(*told.values)]
