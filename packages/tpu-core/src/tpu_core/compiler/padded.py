@@ -55,6 +55,7 @@ class PaddedPrograms:
         self._outlines = Outlines(store, builder.key)
         self._families: OrderedDict[str, Family] = OrderedDict()
         self._described: tuple[Segment, str, list[int]] | None = None
+        self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
     def _describe(self, s: Segment) -> tuple[str, list[int]]:
         if self._described is None or self._described[0] is not s:
@@ -63,6 +64,15 @@ class PaddedPrograms:
 
     def remember(self, s: Segment, program: Program) -> None:
         """Take note of a segment that runs as it was recorded."""
+        # Describing a training step takes as long as recording it, and many processes run but one.
+        self._unread.append((s, program))
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for s, program in unread:
+            self._add(s, program)
+
+    def _add(self, s: Segment, program: Program) -> None:
         form, integers = self._describe(s)
         family = self._families.setdefault(form, Family(self._outlines))
         self._families.move_to_end(form)
@@ -74,7 +84,8 @@ class PaddedPrograms:
 
     def comment(self, s: Segment, why: Reason) -> Reason:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""
-        family = self._families.get(self._describe(s)[0])
+        self._read()
+        family = self._families.get(self._describe(s)[0]) if self._families else None
         if family is None:
             return why
         if family.problem:
@@ -88,6 +99,9 @@ class PaddedPrograms:
             s: The segment.
             arrays: Its inputs.
         """
+        self._read()
+        if not self._families:
+            return None
         form, integers = self._describe(s)
         family = self._families.get(form) or self._told(form, s)
         if family is None or family.refusal or family.recurring.own(s.key):

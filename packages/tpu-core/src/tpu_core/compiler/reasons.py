@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from tpu_core.compiler.segment import LiftedNumber, Node, Segment
+from tpu_core.lowering.dtypes import dtype_text
 from tpu_core.lowering.views import Access
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, _Written
 
@@ -49,9 +50,11 @@ class Reasons:
         self._names: list[str] = []  # of each form, by its number
         self._numbers: dict[str, list[LiftedNumber]] = {}
         self._latest: deque[_Known] = deque(maxlen=_MOST_COMPARED)
+        self._unread: list[Segment] = []  # compiled, not yet in the tables above
 
     def explain(self, s: Segment) -> Reason:
         """What is new: ``"aten.mm.default: self float32[8, 128] -> float32[8, 131]"``."""
+        self._read()
         previous = self._numbers.get(s.key)
         if previous is not None:
             return _changed_number(s, previous)
@@ -68,14 +71,20 @@ class Reasons:
 
     def remember(self, s: Segment) -> None:
         """Count ``s`` among what was compiled."""
-        self._numbers[s.key] = s.numbers
-        for node in s.nodes:
-            known = self._forms.setdefault(node.name, {})
-            form = form_of(s, node)
-            if form not in known:
-                known[form] = len(self._names)
-                self._names.append(node.name)
-        self._latest.append(self._known(s))
+        # A program that was loaded may be the only one: its ops are looked at when another comes.
+        self._unread.append(s)
+
+    def _read(self) -> None:
+        segments, self._unread = self._unread, []
+        for s in segments:
+            self._numbers[s.key] = s.numbers
+            for node in s.nodes:
+                known = self._forms.setdefault(node.name, {})
+                form = form_of(s, node)
+                if form not in known:
+                    known[form] = len(self._names)
+                    self._names.append(node.name)
+            self._latest.append(self._known(s))
 
     def _known(self, s: Segment) -> _Known:
         return _Known(
@@ -121,7 +130,7 @@ def form_of(s: Segment, node: Node) -> Form:
     """What a program fixes of an op's arguments: geometry, dtypes, and what is no input of it."""
     if node.plan is None:
         slot = s.slots[next(i for i in node.outputs if i is not None)]
-        return (("size", f"{slot.dtype}{list(slot.shape)}"),)
+        return (("size", f"{dtype_text(slot.dtype)}{list(slot.shape)}"),)
     return tuple(_arguments(node.plan))
 
 
@@ -149,7 +158,7 @@ def _arguments(plan: NodePlan) -> Iterator[tuple[str, str]]:
         elif isinstance(value, Number):
             yield name, _NUMBER
         elif isinstance(value, Blank):
-            yield name, f"{value.aval.dtype}{list(value.aval.shape)}"
+            yield name, f"{dtype_text(value.aval.dtype)}{list(value.aval.shape)}"
         elif isinstance(value, list) and any(isinstance(v, _PLACES) for v in value):
             yield name, f"{len(value)} items"
             for i, item in enumerate(value):
@@ -170,7 +179,7 @@ def _geometry(access: Access) -> str:
         memory.append(f"strides {list(access.strides)}")
     if prod(access.base_sizes) != prod(access.sizes):
         memory.append(f"storage {list(access.base_sizes)}")
-    text = f"{access.dtype}{list(access.sizes)}"
+    text = f"{dtype_text(access.dtype)}{list(access.sizes)}"
     return f"{text}{_MEMORY}{', '.join(memory)}" if memory else text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.lowering.dtypes import dtype_text
 from tpu_core.lowering.views import Access
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
 
@@ -21,7 +22,7 @@ def describe(segment: Segment) -> tuple[str, list[int]]:
     integers = [n for s in segment.slots for n in s.shape]
     digest = hashlib.sha256()
     # Dims of size 1 are broadcast and empty ones have no elements: those are other programs.
-    slots = [(s.is_input, str(s.dtype), [min(n, 2) for n in s.shape]) for s in segment.slots]
+    slots = [(s.is_input, dtype_text(s.dtype), [min(n, 2) for n in s.shape]) for s in segment.slots]
     packs = [n.pack for n in segment.numbers]
     digest.update(repr((slots, packs, segment.live, segment.donated)).encode())
     for node in segment.nodes:
@@ -58,13 +59,14 @@ def _plan(plan: NodePlan) -> tuple[str, tuple[int, ...]]:
         elif isinstance(value, Repeated):
             form.append(f"r{value.count}")
         elif isinstance(value, Blank):
-            form.append(f"b{value.aval.dtype}")
+            form.append(f"b{dtype_text(value.aval.dtype)}")
             walk(value.aval.shape)
         elif isinstance(value, _Written):
             form.append("w")
             walk(value.read)
         elif isinstance(value, Access):
-            form.append(f"a{value.form}{value.base_dtype}{value.dtype}{value.dims}")
+            base, dtype = dtype_text(value.base_dtype), dtype_text(value.dtype)
+            form.append(f"a{value.form}{base}{dtype}{value.dims}")
             form.append(f"{value.overwrites}{value.chained}")
             walk((value.base_sizes, value.base_strides, value.sizes, value.strides, value.offset))
         else:

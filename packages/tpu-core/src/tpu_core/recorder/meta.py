@@ -70,6 +70,49 @@ def _wrap(argument: torch._C.Argument, value: Any) -> Any:
     return _C.wrapped_number(value) if is_number and "Tensor" in str(argument.type) else value
 
 
+def distinct_items(op: torch._ops.OpOverload, args: Sequence[Any]) -> list[int] | None:
+    """For a foreach op, the first item that has the geometry and dtypes of each item of its lists.
+
+    An optimizer's lists have an item for each parameter, of few distinct shapes: meta functions are
+    asked about those alone.
+
+    Args:
+        op: Any overload.
+        args: Its positional arguments.
+
+    Returns:
+        An index for each item; None where the op is none that treats items alone, or where lengths
+        differ.
+    """
+    lists = [a for a in args if isinstance(a, (list, tuple))]
+    if not op._schema.name.startswith("aten::_foreach_") or len({len(a) for a in lists}) != 1:
+        return None
+    if any(isinstance(a, torch.Tensor) and a.dim() for a in args):  # one element an item
+        return None
+    first: dict[Any, int] = {}
+    kinds = (tuple(map(_kind, items)) for items in zip(*lists))
+    return [first.setdefault(kind, i) for i, kind in enumerate(kinds)]
+
+
+def _kind(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return type(item)
+    return item.device.type, item.dtype, item.size(), item.stride(), item.layout
+
+
+def _of_each(
+    target: Any, positional: Sequence[Any], keywords: dict[str, Any], kinds: list[int]
+) -> Any:
+    """Call ``target`` with one item of each kind; a result for every item."""
+    items = sorted(set(kinds))
+    chosen = [[a[i] for i in items] if isinstance(a, (list, tuple)) else a for a in positional]
+    result = target(*chosen, **keywords)
+    if not isinstance(result, (list, tuple)):
+        return result
+    place = {item: i for i, item in enumerate(items)}
+    return [result[place[kind]] for kind in kinds]
+
+
 def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Run ``op`` on meta tensors.
 
@@ -100,6 +143,8 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         try:
             if special:
                 result = special(*positional)
+            elif (kinds := distinct_items(op, positional)) is not None:
+                result = _of_each(target, positional, keywords, kinds)
             elif _has_structured_kernel(target.name()):
                 result = target.redispatch(
                     _ANY_BACKEND, *map(_wrap, target._schema.arguments, positional), **keywords
