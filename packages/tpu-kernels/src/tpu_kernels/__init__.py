@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpu_core.errors import JaxFunctionError as JaxFunctionError
 from tpu_kernels._version import __version__ as __version__
 from tpu_kernels.calls import FlaxModule as FlaxModule
 from tpu_kernels.calls import call_jax as call_jax
@@ -14,6 +15,7 @@ from tpu_kernels.pallas import pallas_call as pallas_call
 
 __all__ = [
     "FlaxModule",
+    "JaxFunctionError",
     "JaxOp",
     "__version__",
     "call_jax",
