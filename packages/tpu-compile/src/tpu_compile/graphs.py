@@ -184,6 +184,8 @@ def _key(module: GraphModule, symbols: Symbols) -> str:
     """Hash of nodes, arguments, geometry and constants, and of what evaluates them."""
     number = {node: i for i, node in enumerate(module.graph.nodes)}
     digest = hashlib.sha256(_sources())
+    # Buckets go by the ranges of sizes.
+    digest.update(repr([(s.low, s.high, s.varies) for s in symbols.open]).encode())
 
     def text(value: Any) -> str:
         if isinstance(value, Node):
