@@ -5,14 +5,21 @@ stands in the padding.
 from __future__ import annotations
 
 import copy
+import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
+from tpu_compile.graphs import GRAPHS
 from tpu_core import config
 from tpu_core.metrics import METRICS
 from tpu_core.padding import arrays
@@ -134,3 +141,157 @@ def test_the_second_size_makes_a_dim_dynamic() -> None:
     counted = compare(mixed, rows(5, 7, 6, 8, 5, 7))
     assert counted["padded_executions"] >= 4
     assert compare(mixed, rows(5, 7, 6, 8))["compiles"] == 0
+
+
+def attention(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(1)
+
+
+def test_several_dims_vary() -> None:
+    sizes = ((2, 5), (3, 7), (4, 6), (3, 8), (2, 7))
+    inputs = [[torch.randn(b, 2, n, 4), torch.randn(b, 2, n, 4)] for b, n in sizes]
+    counted = compare(attention, inputs, marked={0: {}, 2: {}})
+    assert counted["compiles"] <= 2, counted.reasons
+    assert counted["padded_executions"] == len(sizes)
+
+
+def test_any_dim_may_vary() -> None:
+    # What never varies is not padded: the first size is compiled as it is.
+    counted = compare(mixed, rows(5, 7, 6, 8), dynamic=True)
+    assert counted["compiles"] <= 2, counted.reasons
+    assert counted["padded_executions"] == 3
+
+
+def test_a_window_of_a_longer_tensor() -> None:
+    f = torch.compile(lambda x: x.cumsum(1) * x.shape[1], fullgraph=True)
+    x = torch.randn(3, 40)
+    there = x.to("tpu")
+    counted = Counted()
+    for n in (7, 5, 8, 3, 6):
+        part = there[:, :n]
+        torch._dynamo.mark_dynamic(part, 1, min=2, max=39)
+        torch.testing.assert_close(f(part).cpu(), x[:, :n].cumsum(1) * n, rtol=1e-4, atol=1e-4)
+    assert counted["compiles"] <= 2, counted.reasons
+
+
+def test_a_size_that_must_be_even() -> None:
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (2, x.shape[0] // 2)).softmax(1)
+
+    counted = compare(halves, rows(6, 10, 8, 12), dynamic=True)
+    assert counted["compiles"] <= 3, counted.reasons
+
+
+def test_images() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(3, 2, 1)
+    )
+    inputs = [[torch.randn(2, 2, n, 6)] for n in (10, 12, 14, 16)]
+    counted = compare(model, inputs, marked={2: {}})
+    assert counted["compiles"] <= 3, counted.reasons
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def test_a_training_step_of_any_size_is_one_program() -> None:
+    torch.manual_seed(0)
+    host = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    device = copy.deepcopy(host).to("tpu")
+    steps = []
+    for model, compiled in ((host, False), (device, True)):
+        run = functools.partial(loss_of, model)
+        run = torch.compile(run, fullgraph=True) if compiled else run
+        steps.append((run, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
+    counted = Counted()
+    for n in (20, 17, 30, 19, 31, 32):
+        x, y = torch.randn(n, 4), torch.randint(3, (n,))
+        for (loss, optimizer), on in zip(steps, ("cpu", "tpu"), strict=True):
+            data = [t.to(on) for t in (x, y)]
+            for t in data:
+                torch._dynamo.mark_dynamic(t, 0, min=2, max=64)
+            optimizer.zero_grad()
+            loss(*data).backward()
+            optimizer.step()
+    torch.tpu.synchronize()
+    assert counted["compiles"] <= 2, counted.reasons  # momentum starts at the second step
+    assert counted["executions"] == 6
+    for want, got in zip(host.parameters(), device.parameters(), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_know_neither_sizes_nor_names() -> None:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x.exp().sum(0) * x.shape[0]
+
+    def second(values: torch.Tensor) -> torch.Tensor:
+        return values.exp().sum(0) * values.shape[0]
+
+    keys = []
+    for f, n in ((first, 5), (second, 9)):
+        torch.tpu.synchronize()
+        GRAPHS.clear()
+        torch.compile(f, dynamic=True)(torch.ones(n, 4, device="tpu"))
+        keys.append(list(GRAPHS))
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 1
+
+
+PROGRAM = """
+import sys
+import torch
+torch.compile(lambda a: a * 2, dynamic=True, backend="eager")(torch.ones(int(sys.argv[1]), 3))
+f = torch.compile(lambda x: torch.softmax(x, 0).cumsum(0) * x.shape[0], fullgraph=True)
+for n in map(int, sys.argv[1:]):
+    x = torch.ones(n, 4).to("tpu")
+    torch._dynamo.mark_dynamic(x, 0)
+    f(x).cpu()
+print(int(torch.tpu.metrics()["compiles"]))
+"""
+
+
+def test_another_process_compiles_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "TPU_CACHE_DIR": str(tmp_path)}
+    counts = []
+    for sizes in ("5 20 9", "21 11 6 31"):
+        command = [sys.executable, "-c", PROGRAM, *sizes.split()]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        counts.append(int(done.stdout))
+    assert counts == [3, 0]
+
+
+def test_counts_of_elements_share_programs() -> None:
+    f = torch.compile(lambda x: torch.tanh(x[x > 0] * 2).sum(), fullgraph=True)
+    counted = Counted()
+    for n in range(17, 32):
+        x = torch.cat([torch.rand(n) + 0.1, -torch.ones(40 - n)])
+        torch.testing.assert_close(f(x.to("tpu")).cpu(), torch.tanh(x[x > 0] * 2).sum())
+    # What is positive, the first count as it is, and a bucket; the first sizes may be special.
+    assert counted["compiles"] <= 5, counted.reasons
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_number_becomes_a_size(capture: bool) -> None:
+    def repeated(x: torch.Tensor) -> torch.Tensor:
+        n = int(x.abs().sum().item())
+        torch._check(n <= 16)
+        return torch.ones(n, device=x.device) * x.mean()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=capture):
+        f = torch.compile(repeated, fullgraph=capture)
+        for x in (torch.ones(5), torch.ones(7), -torch.ones(5)):
+            torch.testing.assert_close(f(x.to("tpu")).cpu(), repeated(x))
+
+
+def test_a_branch_on_a_value_names_line_and_rewrite() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:  # the line to be named
+            return x * 2
+        return x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported) as raised:
+        torch.compile(f, fullgraph=True)(torch.ones(3, device="tpu"))
+    for part in ("test_dynamic.py", "# the line to be named", "torch.where", "torch.cond"):
+        assert part in str(raised.value)

@@ -29,6 +29,8 @@ def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
     # Their own numbers count up in a process.
     checkpoints = {n: str(i) for i, r in enumerate(recomputation.find(module)) for n in r.nodes}
     digest = hashlib.sha256(_sources())
+    # Buckets go by the ranges of sizes.
+    digest.update(repr([(s.low, s.high, s.varies) for s in symbols.open]).encode())
 
     def text(value: Any) -> str:
         if isinstance(value, Node):
