@@ -21,7 +21,7 @@ from tpu_core.padding.family import Family, Recording
 from tpu_core.padding.outline import Outlines
 from tpu_core.padding.recording import describe
 from tpu_core.padding.sizes import Unpaddable
-from tpu_core.padding.told import tell
+from tpu_core.padding.told import has_graphs, tell
 from tpu_core.pjrt import client as pjrt
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class PaddedPrograms:
             arrays: Its inputs.
         """
         self._read()
-        if not self._families:
+        if not self._families and not has_graphs(s):
             return None
         form, integers = self._describe(s)
         family = self._families.get(form) or self._told(form, s)

@@ -98,6 +98,11 @@ def tells(op: str, find: Callable[[str], OpenGraph]) -> None:
     _FINDERS[op] = find
 
 
+def has_graphs(segment: Segment) -> bool:
+    """Whether an op of the segment may tell of its sizes."""
+    return any(node.name in _FINDERS for node in segment.nodes)
+
+
 class _Untold(Exception):
     """Sizes of a segment cannot be told from its graphs."""
 
