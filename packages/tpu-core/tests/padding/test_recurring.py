@@ -12,6 +12,8 @@ from tpu_core import modes
 from tpu_core.compiler import padded, promotion
 from tpu_core.metrics import METRICS
 
+# As many sizes of the bucket 96 as run in one of 256: each wastes 256 / 96 - 1 runs.
+SERVED = range(66, 66 + int(promotion.RUNS / (256 / 96 - 1)))
 # Each test has a program of its own: what is known of one lasts as long as the process.
 _lengths = itertools.count(1)
 
@@ -121,21 +123,18 @@ def large() -> Callable[[int], None]:
 
 
 def test_a_larger_program_serves_until_it_has_cost_many_runs(large):
-    # 256 / 96 - 1 runs are wasted by each.
-    enough = int(promotion.RUNS / (256 / 96 - 1))
-    sizes = range(66, 66 + enough)
-    delta = repeat(large, sizes, 1)
+    delta = repeat(large, SERVED, 1)
     assert delta["compiles"] == 0
-    assert delta["padded_executions"] == enough
+    assert delta["padded_executions"] == len(SERVED)
     # Sizes known before and new ones alike have the better program from now on.
     delta = repeat(large, [66, 94, 67], 1)
     assert delta["compiles"] == 1
     assert delta["padded_executions"] == 3
-    assert repeat(large, sizes, 1)["compiles"] == 0
+    assert repeat(large, SERVED, 1)["compiles"] == 0
 
 
 def test_no_recompile_leaves_the_larger_program(large):
-    repeat(large, range(66, 86), 1)
+    repeat(large, SERVED, 1)
     with torch.tpu.no_recompile():
         assert repeat(large, [66, 94], 1)["padded_executions"] == 2
     assert repeat(large, [66], 1)["compiles"] == 1
