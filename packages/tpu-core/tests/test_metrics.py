@@ -38,6 +38,7 @@ def test_everything_is_counted(metrics):
     metrics.d2h(7)
     metrics.debug_check()
     metrics.padded_execution()
+    metrics.outline()
     metrics.compiling(2)
     metrics.compiling(-1)
     assert metrics.snapshot() == {
@@ -52,6 +53,7 @@ def test_everything_is_counted(metrics):
         "executions": 0,
         "pieces": 0,
         "padded_executions": 1,
+        "outlines": 1,
         "segments": 0,
         "ops": 0,
         "signatures": 0,

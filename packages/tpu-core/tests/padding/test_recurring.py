@@ -12,6 +12,8 @@ from tpu_core import modes
 from tpu_core.compiler import padded, promotion
 from tpu_core.metrics import METRICS
 
+# As many sizes of the bucket 96 as run in one of 256: each wastes 256 / 96 - 1 runs.
+SERVED = range(66, 66 + int(promotion.RUNS / (256 / 96 - 1)))
 # Each test has a program of its own: what is known of one lasts as long as the process.
 _lengths = itertools.count(1)
 
@@ -109,6 +111,33 @@ def test_no_recompile_puts_it_off(run):
         delta = repeat(run, [70], promotion.RUNS + 5)
     assert delta.promotions == []
     assert len(repeat(run, [70], 1).promotions) == 1
+
+
+@pytest.fixture
+def large() -> Callable[[int], None]:
+    """A program with a padded program for up to 256, of which what fits 96 takes three eighths."""
+    run = program()
+    for n in (65, 200):
+        run(n)
+    return run
+
+
+def test_a_larger_program_serves_until_it_has_cost_many_runs(large):
+    delta = repeat(large, SERVED, 1)
+    assert delta["compiles"] == 0
+    assert delta["padded_executions"] == len(SERVED)
+    # Sizes known before and new ones alike have the better program from now on.
+    delta = repeat(large, [66, 94, 67], 1)
+    assert delta["compiles"] == 1
+    assert delta["padded_executions"] == 3
+    assert repeat(large, SERVED, 1)["compiles"] == 0
+
+
+def test_no_recompile_leaves_the_larger_program(large):
+    repeat(large, SERVED, 1)
+    with torch.tpu.no_recompile():
+        assert repeat(large, [66, 94], 1)["padded_executions"] == 2
+    assert repeat(large, [66], 1)["compiles"] == 1
 
 
 def test_arrays_that_are_padded_stay_so():

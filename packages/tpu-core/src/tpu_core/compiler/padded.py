@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -133,7 +134,8 @@ class PaddedPrograms:
     def _program(
         self, family: Family, form: str, s: Segment, values: list[int], arrays: list[Any]
     ) -> Program | None:
-        buckets = self._buckets(family, values)
+        wanted = family.buckets(values)
+        buckets = self._buckets(family, form, s, values, wanted)
         if buckets is None:
             return None
         template = family.segment()
@@ -147,6 +149,10 @@ class PaddedPrograms:
         def execute(arguments: list[Any]) -> list[Any] | None:
             if counter.due(arguments, self._builder.may_compile):
                 return None
+            if wanted != buckets:
+                if self._has_better(family, wanted, buckets):
+                    return None
+                family.recurring.count_in(wanted, buckets)
             METRICS.padded_execution()
             return run(arguments, values, shapes)
 
@@ -168,10 +174,8 @@ class PaddedPrograms:
         Raises:
             Unpaddable: An op cannot run on padded arrays, or does not do so as it should.
         """
-        assert family.fit is not None
         outputs = [(family.bound(i, buckets), s.slots[i].dtype) for i in s.live]
-        constants = family.segment().constants()
-        key = self._builder.key(s, f"{form} {family.signature()} {buckets}", constants)
+        key = self._key(family, form, s, buckets)
 
         def check(loaded: pjrt.Loaded) -> None:
             run = self._runner(family, s, buckets, loaded)
@@ -186,21 +190,49 @@ class PaddedPrograms:
         self._builder.remember(s)
         return loaded, key
 
-    @staticmethod
-    def _buckets(family: Family, values: Sequence[int]) -> tuple[int, ...] | None:
-        wanted = family.buckets(values)
-        if wanted in family.programs:
-            return wanted
+    def _key(self, family: Family, form: str, s: Segment, buckets: tuple[int, ...]) -> str:
+        constants = family.segment().constants()
+        return self._builder.key(s, f"{form} {family.signature()} {buckets}", constants)
+
+    def _buckets(
+        self,
+        family: Family,
+        form: str,
+        s: Segment,
+        values: Sequence[int],
+        wanted: tuple[int, ...],
+    ) -> tuple[int, ...] | None:
+        """The buckets of the program to use, of which there need be none yet.
+
+        A larger program serves until it has cost as much as many runs: a compile takes as long as
+        hundreds of them.
+        """
         if not family.programs:
             # Large enough for the recordings too: on one of them the program is checked.
             assert family.fit is not None
             pairs = zip(family.recordings, family.fit.values)
             known = next((v for r, v in pairs if r.program), values)
-            wanted = family.buckets([max(pair) for pair in zip(values, known)])
-        if len(family.programs) < _MOST_PROGRAMS:
-            return wanted
+            return family.buckets([max(pair) for pair in zip(values, known)])
         larger = [b for b in family.programs if all(x >= y for x, y in zip(b, wanted))]
-        return min(larger) if larger else None
+        nearest = min(larger, key=math.prod, default=None)
+        if nearest is None:
+            return wanted if len(family.programs) < _MOST_PROGRAMS else None
+        if self._has_better(family, wanted, nearest):
+            return wanted
+        has_room = len(family.programs) < _MOST_PROGRAMS
+        if has_room and self._builder.is_stored(self._key(family, form, s, wanted)):
+            return wanted
+        return nearest
+
+    def _has_better(self, family: Family, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
+        """Whether a program of buckets that fit better is there, or worth a compile now."""
+        if wanted in family.programs:
+            return True
+        return (
+            len(family.programs) < _MOST_PROGRAMS
+            and self._builder.may_compile
+            and family.recurring.outgrew(wanted, used)
+        )
 
     def _runner(
         self, family: Family, s: Segment, buckets: tuple[int, ...], loaded: pjrt.Loaded

@@ -114,7 +114,7 @@ class ProgramBuilder:
         on_cpu = client.platform.name == "cpu"
         start = WorkerProcess if on_cpu else functools.partial(InProcess, client)
         workers = Workers(config().compile_workers, start)
-        self.background = Background(workers, self._is_stored, self._finish_in_background)
+        self.background = Background(workers, self.is_stored, self._finish_in_background)
 
     def build(
         self,
@@ -181,7 +181,8 @@ class ProgramBuilder:
         """Whether to ask again for the program of a segment that runs in pieces."""
         return bool(_forbidden) or self.background.due(segment_key)
 
-    def _is_stored(self, key: str) -> bool:
+    def is_stored(self, key: str) -> bool:
+        """Whether a program is in the cache of this machine."""
         disk = self._store.disk if isinstance(self._store, TieredStore) else self._store
         return disk is not None and disk.path(key).exists()
 

@@ -1,7 +1,8 @@
-"""When a size that padded programs serve is to have a program of its own.
+"""When sizes that a program on padded arrays serves are to have a program that fits them better.
 
 A padded program works on more than counts and masks what does not, in every run. A size that a loop
-comes back to again and again is worth a compile; one of many that come in turn is not.
+comes back to again and again is worth a compile; one of many that come in turn is not. Neither is a
+bucket of sizes that a larger one serves, before that has cost as much as many runs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Recurring:
     def __init__(self) -> None:
         self._own: dict[str, Reason] = {}
         self._runs = 0
+        self._wasted: dict[tuple[int, ...], float] = {}
 
     def own(self, key: str) -> Reason | None:
         """Why a segment of this key is to have its own program; None where it is not."""
@@ -40,6 +42,19 @@ class Recurring:
         """Whether padding to the buckets is much more work."""
         wanted = math.prod(values)
         return (math.prod(buckets) - wanted) * _WASTE >= wanted
+
+    def outgrew(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
+        """Whether runs in the larger bucket ``used`` have cost enough for a program of ``wanted``.
+
+        Example:
+            >>> Recurring().outgrew((64,), (64 * 40,))
+            True
+        """
+        return self._wasted.get(wanted, 0.0) + _excess(wanted, used) > RUNS
+
+    def count_in(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> None:
+        """Count a run, in the bucket ``used``, of what the bucket ``wanted`` is for."""
+        self._wasted[wanted] = self._wasted.get(wanted, 0.0) + _excess(wanted, used)
 
     def counter(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> Counter:
         """A counter of the runs of one size."""
@@ -58,6 +73,11 @@ class Recurring:
         sizes, padded = (", ".join(map(str, n)) for n in (values, buckets))
         subject = f"size {sizes} recurs: its" if len(values) == 1 else f"sizes {sizes} recur: their"
         self._own[key] = Reason(f"{subject} own program instead of one padded to {padded}", None)
+
+
+def _excess(wanted: Sequence[int], used: Sequence[int]) -> float:
+    """What a run in a larger bucket costs more, in runs in its own."""
+    return math.prod(used) / max(math.prod(wanted), 1) - 1
 
 
 class Counter:

@@ -70,6 +70,7 @@ class Family:
         self.recurring = Recurring()
         self._traces: list[ClosedJaxpr] = []
         self._inside: list[tuple[str, list[Known | None]]] | None = None
+        self._signature = ""
         self._failures = 0
         # Of the sizes that were told: their positions among the integers, and their bounds.
         self._first: list[int] = []
@@ -121,11 +122,13 @@ class Family:
         values = self._solve(segment, integers)
         if values is None or not self._agrees(segment, values):
             before = self.recordings, self.fit, self.programs, self._traces, self._inside
+            signature = self._signature
             self._restart([*self.recordings, Recording(segment, integers, None)])
             values = self._solve(segment, integers)
             # Dims of size 1 are broadcast, so such a recording is another program.
             if values is None or any(v < 2 for r in self.fit.values for v in r):  # type: ignore[union-attr]
                 self.recordings, self.fit, self.programs, self._traces, self._inside = before
+                self._signature = signature
                 return None
         return values
 
@@ -138,6 +141,7 @@ class Family:
         self.programs = {}
         self._traces = []
         self._inside = None
+        self._signature = ""
 
     def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
         if len(self.recordings) < 2:
@@ -177,8 +181,10 @@ class Family:
     def signature(self) -> str:
         """What is known of the sizes; with it, the form decides what a padded program computes."""
         assert self.fit is not None
-        text = f"{self.fit.sizes}{[(f, [str(n) for n in ns]) for f, ns in self._expected()]}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        if not self._signature:
+            text = f"{self.fit.sizes}{[(f, [str(n) for n in ns]) for f, ns in self._expected()]}"
+            self._signature = hashlib.sha256(text.encode()).hexdigest()
+        return self._signature
 
     def _numbered(self, segment: Segment) -> Segment:
         """A member's segment, with the numbers that vary as run-time inputs."""

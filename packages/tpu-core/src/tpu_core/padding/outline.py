@@ -100,7 +100,9 @@ def _trace(segment: Segment) -> list[Outline]:
         for node, end in zip(segment.nodes, ends):
             if node.plan is None:
                 continue
-            operands = tuple((segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands)
+            operands = tuple(
+                (segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands
+            )
             lifted = tuple(
                 (n.pack, n.value if n.compiled_in else None)
                 for n in segment.numbers[node.numbers : end]
