@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,7 @@ class _Container:
 
 def find(job: Job, least: int) -> tuple[list[Run], list[str]]:
     """Runs of at least ``least`` layers that can be scanned, and why others cannot."""
-    containers = [c for c in _candidates(job.model) if len(c.module._modules) >= least]
+    containers = [c for c in _candidates(job.model) if _most_of_a_kind(c.module) >= least]
     if not containers:
         return [], []
     mode = fake_mode()
@@ -125,6 +126,10 @@ def _candidates(model: torch.nn.Module) -> Iterator[_Container]:
     for prefix, module in model.named_modules():
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
             yield _Container(prefix, module)
+
+
+def _most_of_a_kind(container: torch.nn.Module) -> int:
+    return max(Counter(type(layer) for layer in container._modules.values()).values(), default=0)
 
 
 @contextmanager
