@@ -131,7 +131,9 @@ def test_what_does_not_fit_is_reported_with_how_much_is_missing() -> None:
 def test_a_program_that_ends_libtpu_is_an_error_with_its_last_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code = "import os; print('F0101 shape_util.cc:1 Check failed: too large', flush=True); os.abort()"
+    code = (
+        "import os; print('F0101 shape_util.cc:1 Check failed: too large', flush=True); os.abort()"
+    )
     monkeypatch.setattr(process, "_command", lambda folder: [sys.executable, "-c", code])
     model, x = on_meta(8, 8)
     with pytest.raises(TopologyCompilationError, match=r"v5e:2x2 \(SIGABRT\)[\s\S]*Check failed"):

@@ -19,7 +19,13 @@ MESH = {"data": 4, "model": 2}
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("v5e:2x2", 4), ("V5P:4x4x4", 64), ("tpu7x:16x16x16", 8192), ("v5litepod:2x4", 8), ("v3:2x2", 8)],
+    [
+        ("v5e:2x2", 4),
+        ("V5P:4x4x4", 64),
+        ("tpu7x:16x16x16", 8192),
+        ("v5litepod:2x4", 8),
+        ("v3:2x2", 8),
+    ],
 )
 def test_a_topology_has_devices(name: str, devices: int) -> None:
     assert parse_topology(name).devices == devices
