@@ -28,7 +28,10 @@ TORCH = "torch==2.13.0"
 # In the order of their dependencies.
 PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels", "tpu-distributed")
 # Scripts; the rest is what they share.
-BENCHMARKS = ("import_time", "recording_cost", "jax_op_cost", "overlap", "models", "collectives")
+BENCHMARKS = (
+    *("import_time", "recording_cost", "jax_op_cost", "overlap", "models", "collectives"),
+    *("scan_layers", "aot"),
+)
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
@@ -195,12 +198,13 @@ def tests(s: nox.Session) -> None:
 
 @session
 def slow(s: nox.Session) -> None:
-    """Tests that take more than a minute each."""
+    """Tests that take more than a minute each, but those of `tpu_aot`."""
     prepare(s, "test", "examples")
     step_build(s)
     for package in PACKAGES:
         pytest(s, f"packages/{package}/tests", "-m", "slow", may_be_empty=True)
-    pytest(s, "integration/tests", "-m", "slow", may_be_empty=True)
+    own = ROOT / "integration" / "tests" / "test_aot_models.py"
+    pytest(s, "integration/tests", "-m", "slow", f"--ignore={own}", may_be_empty=True)
 
 
 @session
@@ -254,6 +258,13 @@ def soak(s: nox.Session) -> None:
     """20,000 training steps: memory must stay flat, and nothing be compiled once warm."""
     prepare(s, "test", "examples")
     python(s, ROOT / "integration" / "benchmarks" / "soak.py", *s.posargs)
+
+
+@session
+def tpu_aot(s: nox.Session) -> None:
+    """Every model, forward and training step, compiled for v5e and tpu7x; needs no TPU."""
+    prepare(s, "test", "examples")
+    pytest(s, "integration/tests/test_aot_models.py")
 
 
 @session

@@ -51,6 +51,7 @@ def test_reference_pages_are_those_the_code_generates() -> None:
         "tutorials/kill-recompilations.md",
         "tutorials/torch-compile.md",
         "tutorials/bring-your-jax-function.md",
+        "tutorials/plan-a-pod.md",
         "reference/cache.md",
         "index.md",
         "../README.md",

@@ -68,7 +68,9 @@ def on_meta(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[nn.Modul
             for name, tensor in table.items():
                 if tensor is not None:
                     new = tensor.detach().to("meta")
-                    kept = memo.setdefault(id(tensor), nn.Parameter(new) if tensor.requires_grad else new)
+                    kept = memo.setdefault(
+                        id(tensor), nn.Parameter(new) if tensor.requires_grad else new
+                    )
                     table[name] = kept
     return twin, tuple(x.to("meta") for x in batch)
 
@@ -76,14 +78,14 @@ def on_meta(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[nn.Modul
 def run(captured: Captured, values: dict[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
     """Outputs by name; inputs that ``values`` lacks are zero."""
     arrays = [
-        to_jax(values[leaf.name] if leaf.name in values else torch.zeros(leaf.shape, dtype=leaf.dtype))
+        to_jax(
+            values[leaf.name] if leaf.name in values else torch.zeros(leaf.shape, dtype=leaf.dtype)
+        )
         for leaf in captured.inputs
     ]
     with jax.enable_x64(True):
         function = jax.jit(
-            lambda *a: run_graph(
-                captured.graph, a[:-1], a[-1], entry_of=lowering_of, scope=scope
-            )
+            lambda *a: run_graph(captured.graph, a[:-1], a[-1], entry_of=lowering_of, scope=scope)
         )
         made = function(*arrays, jax.numpy.array([1, 2], jax.numpy.uint32))
     return {name: np.asarray(value) for name, value in zip(captured.outputs, made)}
@@ -97,7 +99,9 @@ def values_of(
     for leaf in captured.inputs:
         if leaf.kind in ("parameter", "buffer"):
             before, star, after = leaf.name.partition("*")
-            members = [t for n, t in state.items() if star and n.startswith(before) and n.endswith(after)]
+            members = [
+                t for n, t in state.items() if star and n.startswith(before) and n.endswith(after)
+            ]
             values[leaf.name] = torch.stack(members).detach() if star else state[leaf.name].detach()
     return values
 
@@ -220,9 +224,7 @@ def test_buffers_are_written_back() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     x = torch.randn(8, 4)
-    _, made = captured_step(
-        model, (x,), OPTIMIZERS["sgd"], loss=lambda m, x: m(x).square().mean()
-    )
+    _, made = captured_step(model, (x,), OPTIMIZERS["sgd"], loss=lambda m, x: m(x).square().mean())
     model(x)
     mean = model[1].running_mean
     assert mean is not None

@@ -15,14 +15,14 @@ class UnknownTopologyError(TpuError, ValueError):
 
     ```console
     $ tpu aot train.py --topology v5e-8
-    UnknownTopologyError: [TPU1030] 'v5e-8' is not a TPU topology: ...
+    UnknownTopologyError: [TPU1040] 'v5e-8' is not a TPU topology: ...
     ```
 
     **How to fix it.** Write the generation, a colon and the number of chips along each dimension:
     `v5e:2x4`, `v5p:4x4x4`, `tpu7x:2x2x1`.
     """
 
-    code = "TPU1030"
+    code = "TPU1040"
     remedy = "Name a topology as in 'v5e:4x4' or 'v5p:4x4x4'."
 
 
@@ -36,14 +36,14 @@ class MeshError(TpuError, ValueError):
 
     ```pycon
     >>> tpu_compile.aot(model, (x,), topology="v5e:2x2", mesh={"data": 8})
-    MeshError: [TPU1031] The mesh has 8 devices, and v5e:2x2 has 4.
+    MeshError: [TPU1041] The mesh has 8 devices, and v5e:2x2 has 4.
     ```
 
     **How to fix it.** Choose axes whose sizes multiply to the number of devices that the message
     names, and shard dimensions that they divide.
     """
 
-    code = "TPU1031"
+    code = "TPU1041"
     remedy = "Choose axes whose sizes multiply to the topology's number of devices."
 
 
@@ -55,7 +55,7 @@ class TopologyCompilationError(TpuError):
     program that asked goes on.
 
     ```console
-    TopologyCompilationError: [TPU1032] libtpu ended while compiling for v5p:16x16x16 (SIGABRT).
+    TopologyCompilationError: [TPU1042] libtpu ended while compiling for v5p:16x16x16 (SIGABRT).
     ```
 
     **How to fix it.** Where the process was killed (SIGKILL), the machine ran out of memory: use
@@ -64,7 +64,7 @@ class TopologyCompilationError(TpuError):
     program for a report.
     """
 
-    code = "TPU1032"
+    code = "TPU1042"
     remedy = (
         "Try another mesh or a neighbouring topology; TPU_DUMP=<folder> keeps the program for a "
         "report."
@@ -78,13 +78,13 @@ class LibtpuMissingError(TpuError, ImportError):
     needed.
 
     ```console
-    LibtpuMissingError: [TPU1033] libtpu is not installed.
+    LibtpuMissingError: [TPU1043] libtpu is not installed.
     ```
 
     **How to fix it.** `pip install "tpu-compile[aot]"` installs the version that jax names.
     """
 
-    code = "TPU1033"
+    code = "TPU1043"
     remedy = 'pip install "tpu-compile[aot]"'
 
 
@@ -95,7 +95,7 @@ class DataDependentError(TpuError):
     one (`.item()`, `if tensor:`, `x[mask]`, `nonzero`) has no answer then.
 
     ```console
-    DataDependentError: [TPU1034] The program depends on the values of a tensor.
+    DataDependentError: [TPU1044] The program depends on the values of a tensor.
       at model.py:31
     ```
 
@@ -103,5 +103,5 @@ class DataDependentError(TpuError):
     or `x[mask]`. Move what only logs out of the model and the loss.
     """
 
-    code = "TPU1034"
+    code = "TPU1044"
     remedy = "Keep the decision on the device, as torch.where does, or move the line out."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,7 @@ class _Container:
 
 def find(job: Job, least: int) -> tuple[list[Run], list[str]]:
     """Runs of at least ``least`` layers that can be scanned, and why others cannot."""
-    containers = [c for c in _candidates(job.model) if len(c.module._modules) >= least]
+    containers = [c for c in _candidates(job.model) if _most_of_a_kind(c.module) >= least]
     if not containers:
         return [], []
     mode = fake_mode()
@@ -127,6 +128,10 @@ def _candidates(model: torch.nn.Module) -> Iterator[_Container]:
             yield _Container(prefix, module)
 
 
+def _most_of_a_kind(container: torch.nn.Module) -> int:
+    return max(Counter(type(layer) for layer in container._modules.values()).values(), default=0)
+
+
 @contextmanager
 def _watched(container: _Container, name: str, layer: torch.nn.Module) -> Iterator[None]:
     """Note calls of a layer in its container."""
@@ -153,7 +158,11 @@ def _watched(container: _Container, name: str, layer: torch.nn.Module) -> Iterat
         first = tensors[0] if tensors else None
         if len(tensors) != 1 or not isinstance(first, torch.Tensor):
             call.complaint = "a layer returns more than one tensor"
-        elif not flat or not isinstance(flat[0], torch.Tensor) or _geometry(first) != _geometry(flat[0]):
+        elif (
+            not flat
+            or not isinstance(flat[0], torch.Tensor)
+            or _geometry(first) != _geometry(flat[0])
+        ):
             call.complaint = "a layer's output is not shaped as its input"
         else:
             call.output = weakref.ref(first)
@@ -283,7 +292,9 @@ def _run(container: _Container, calls: Sequence[_Call]) -> Run:
 
 
 @contextmanager
-def scanning(job: Job, state: ModelState, runs: Sequence[Run], own: Sequence[Any]) -> Iterator[None]:
+def scanning(
+    job: Job, state: ModelState, runs: Sequence[Run], own: Sequence[Any]
+) -> Iterator[None]:
     """The model with each run's layers in the place of its first, while it is traced.
 
     Args:
@@ -425,9 +436,7 @@ def _trace_layer(
     return scans.LayerProgram(key, length, *parts, grads, *common)
 
 
-def _specs(
-    job: Job, state: ModelState, run: Run, x: torch.Tensor
-) -> tuple[Spec, tuple[Spec, ...]]:
+def _specs(job: Job, state: ModelState, run: Run, x: torch.Tensor) -> tuple[Spec, tuple[Spec, ...]]:
     spec = batch_spec(job.batch, job.mesh)[:1] if x.dim() > 1 else ()
     own = tuple(state.leaves[i].spec[1:] for i in state.stacks_of(run).values())
     return spec, own

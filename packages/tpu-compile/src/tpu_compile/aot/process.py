@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_compile.aot import worker
 from tpu_compile.aot.chips import Topology
 from tpu_core.config import config
 from tpu_core.errors import LibtpuMissingError, TopologyCompilationError, UnknownTopologyError
+from tpu_core.pjrt import topologies
 
 _LOG_LINES = 12
 
@@ -30,7 +32,7 @@ class Outcome:
         seconds: Wall time of the worker.
         out_of_memory: libtpu's message where the program does not fit, else empty; nothing of what
             follows is known then.
-        text, memory, cost, buffers, executable, platform_version: See
+        text, memory, cost, executable, platform_version: See
             `tpu_core.pjrt.topologies.Compiled`.
     """
 
@@ -39,7 +41,6 @@ class Outcome:
     text: str = ""
     memory: Mapping[str, int] | None = None
     cost: Mapping[str, float] | None = None
-    buffers: bytes = b""
     executable: bytes = b""
     platform_version: str = ""
 
@@ -66,7 +67,7 @@ def compile_program(program: bytes, topology: Topology, mesh: Mapping[str, int])
         started = time.perf_counter()
         with (folder / "log").open("wb") as log:
             code = subprocess.run(
-                [sys.executable, "-m", "tpu_compile.aot.worker", str(folder)],
+                _command(folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -82,7 +83,6 @@ def compile_program(program: bytes, topology: Topology, mesh: Mapping[str, int])
         return Outcome(
             seconds,
             text=(folder / "program.hlo").read_text(),
-            buffers=(folder / "buffers.pb").read_bytes(),
             executable=(folder / "executable").read_bytes(),
             **result,
         )
@@ -98,12 +98,15 @@ def require_libtpu() -> None:
         raise LibtpuMissingError("libtpu is not installed: it compiles for TPUs.")
 
 
-def _environment() -> dict[str, str]:
-    from tpu_core.pjrt.topologies import ENVIRONMENT
+def _command(folder: Path) -> list[str]:
+    # -P: modules beside the worker have names of the standard library's.
+    return [sys.executable, "-P", worker.__file__, topologies.__file__, str(folder)]
 
-    # The worker needs no device of ours, and its sources are those of this process.
+
+def _environment() -> dict[str, str]:
+    # jax and libtpu are those of this process, wherever it found them.
     path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return {**os.environ, **topologies.ENVIRONMENT, "PYTHONPATH": path}
 
 
 def _dump(folder: Path) -> None:

@@ -19,8 +19,8 @@ import torch
 from jax import lax
 from torch.fx import GraphModule
 
-from tpu_compile.aot.sharding import Spec
 from tpu_compile.aot.annotations import constrain, scope
+from tpu_compile.aot.sharding import Spec
 from tpu_compile.lookup import lowering_of
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register

@@ -10,7 +10,6 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard

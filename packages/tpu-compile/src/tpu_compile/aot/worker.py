@@ -1,24 +1,31 @@
-"""The process that libtpu runs in: ``python -m tpu_compile.aot.worker FOLDER``.
+"""The process that libtpu runs in.
 
-It reads ``request.json`` and ``program.mlirbc`` in the folder and writes what became of them there.
-Some programs abort libtpu; `tpu_compile.aot.process` starts a worker for each and outlives it.
+It reads ``request.json`` and ``program.mlirbc`` in a folder and writes what became of them there.
+Some programs abort libtpu; `tpu_compile.aot.process` starts a worker for each and outlives it. The
+worker is run by its path, and so is the one module that it needs: torch, which takes longer to
+import than a small program to compile, stays out.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
-def main(folder: Path) -> None:
+def main(topologies: Path, folder: Path) -> None:
     """Compile the program in ``folder``.
 
     Writes ``result.json`` with ``error``, libtpu's message, or with ``memory``, ``cost`` and
-    ``platform_version``; and ``program.hlo``, ``buffers.pb`` and ``executable``.
-    """
-    from tpu_core.pjrt.topologies import compile_for_topology
+    ``platform_version``; and ``program.hlo`` and ``executable``.
 
+    Args:
+        topologies: The file of `tpu_core.pjrt.topologies`.
+        folder: With the program.
+    """
+    compile_for_topology = _module(topologies).compile_for_topology
     request = json.loads((folder / "request.json").read_text())
     program = (folder / "program.mlirbc").read_bytes()
     try:
@@ -27,7 +34,6 @@ def main(folder: Path) -> None:
         (folder / "result.json").write_text(json.dumps({"error": str(error)}))
         return
     (folder / "program.hlo").write_text(made.text)
-    (folder / "buffers.pb").write_bytes(made.buffers)
     (folder / "executable").write_bytes(made.executable)
     result = {
         "memory": made.memory,
@@ -37,5 +43,14 @@ def main(folder: Path) -> None:
     (folder / "result.json").write_text(json.dumps(result))
 
 
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

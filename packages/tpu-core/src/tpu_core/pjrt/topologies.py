@@ -1,4 +1,7 @@
-"""Compiling for TPUs that are not there, through libtpu and jaxlib's private API."""
+"""Compiling for TPUs that are not there, through libtpu and jaxlib's private API.
+
+Imports nothing of this package: the process that libtpu runs in loads this file alone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,6 @@ class Compiled:
         memory: Sizes in bytes: ``argument``, ``output``, ``alias``, ``temp``, ``generated_code``
             and ``peak``.
         cost: XLA's cost analysis; what is in a loop is counted once.
-        buffers: Its ``BufferAssignmentProto``.
         executable: Machine code.
         platform_version: Of libtpu.
     """
@@ -41,7 +43,6 @@ class Compiled:
     text: str
     memory: dict[str, int]
     cost: dict[str, float]
-    buffers: bytes
     executable: bytes
     platform_version: str
 
@@ -77,7 +78,6 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
         executable.hlo_modules()[0].to_string(),
         memory,
         cost,
-        bytes(stats.serialized_buffer_assignment_proto),
         bytes(executable.serialize()),
         client.platform_version,
     )

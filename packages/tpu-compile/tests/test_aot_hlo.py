@@ -1,0 +1,123 @@
+"""Reading XLA's text, and counting what stands in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpu_compile.aot.chips import CHIPS
+from tpu_compile.aot.costs import analyse, roofline
+from tpu_compile.aot.hlo import Shape, parse
+
+TEXT = """\
+HloModule jit_main, is_scheduled=true
+
+%fused (p0: f32[64,256], p1: f32[10,256,128]) -> f32[64,128] {
+  %p0 = f32[64,256]{1,0:T(8,128)} parameter(0)
+  %p1 = f32[10,256,128]{2,1,0:T(8,128)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %slice = f32[1,256,128]{2,1,0:T(8,128)} dynamic-slice(%p1, %zero, %zero, %zero), dynamic_slice_sizes={1,256,128}
+  %weight = f32[256,128]{1,0:T(8,128)} bitcast(%slice)
+  ROOT %conv = f32[64,128]{1,0:T(8,128)} convolution(%p0, %weight), dim_labels=bf_io->bf, operand_precision={highest,highest}, metadata={op_name="jit(main)/while/body/closed_call/blocks.*.up/mm/dot_general"}
+}
+
+%body (arg: (s32[], f32[64,256], f32[10,256,128])) -> (s32[], f32[64,256], f32[10,256,128]) {
+  %arg = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) parameter(0)
+  %n = s32[]{:T(128)} get-tuple-element(%arg), index=0
+  %x = f32[64,256]{1,0:T(8,128)} get-tuple-element(%arg), index=1
+  %w = f32[10,256,128]{2,1,0:T(8,128)} get-tuple-element(%arg), index=2
+  %y = f32[64,128]{1,0:T(8,128)} fusion(%x, %w), kind=kOutput, calls=%fused, metadata={op_name="jit(main)/while/body/closed_call/blocks.*.up/mm/dot_general"}
+  %z = f32[64,256]{1,0:T(8,128)S(1)} all-gather(%y), channel_id=1, replica_groups=[2,2]<=[4], dimensions={1}, metadata={op_name="jit(main)/while/body/closed_call/blocks.*.up/mm/dot_general"}
+  ROOT %out = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) tuple(%n, %z, %w)
+}
+
+%condition (arg.1: (s32[], f32[64,256], f32[10,256,128])) -> pred[] {
+  %arg.1 = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) parameter(0)
+  %n.1 = s32[]{:T(128)} get-tuple-element(%arg.1), index=0
+  %ten = s32[]{:T(128)} constant(10)
+  ROOT %less = pred[]{:T(512)} compare(%n.1, %ten), direction=LT
+}
+
+ENTRY %main (a: f32[64,256], b: f32[10,256,128]) -> f32[64,256] {
+  %a = f32[64,256]{1,0:T(8,128)} parameter(0), metadata={op_name="arrays[0]"}
+  %b = f32[10,256,128]{2,1,0:T(8,128)} parameter(1)
+  %start = s32[]{:T(128)} constant(0)
+  %tuple = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) tuple(%start, %a, %b)
+  %loop = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) while(%tuple), condition=%condition, body=%body
+  %last = f32[64,256]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+  ROOT %sum = f32[64,256]{1,0:T(8,128)} all-reduce(%last), channel_id=2, replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0','axis_1'}, to_apply=%add, metadata={op_name="jit(main)/head/mm/dot_general"}
+}
+"""
+
+
+def test_loops_are_counted_as_often_as_they_run() -> None:
+    module = parse(TEXT)
+    assert module.entry == "main"
+    assert module.counts == {"main": 1, "body": 10}
+    cost = analyse(module, {"flops": 2.0 * 64 * 256 * 128, "bytes accessed": 1e6})
+    assert cost.product_flops == cost.flops == 10 * 2 * 64 * 256 * 128
+    assert cost.mxu_flops == 6 * cost.product_flops  # float32 at highest precision
+    assert cost.float32_share == 1.0
+
+
+def test_a_slice_of_a_stack_costs_the_slice() -> None:
+    cost = analyse(parse(TEXT), {})
+    layer = (64 * 256 + 256 * 128 + 64 * 128) * 4
+    gathered = 64 * 128 * 4  # its result stays on the chip
+    assert cost.hbm_bytes == 10 * (layer + gathered) + 2 * 64 * 256 * 4
+
+
+def test_collectives_have_their_kind_group_bytes_and_module() -> None:
+    gather, reduce = analyse(parse(TEXT), {}).collectives
+    assert (gather.kind, gather.group, gather.count) == ("all-gather", 2, 10)
+    assert gather.bytes == 10 * 64 * 256 * 4
+    assert gather.moved == gather.bytes / 2
+    assert gather.module == "blocks.*.up"
+    assert (reduce.kind, reduce.group, reduce.count) == ("all-reduce", 4, 1)
+    assert reduce.moved == 2 * reduce.bytes * 3 / 4
+    assert reduce.module == "head"
+
+
+def test_the_roofline_is_the_largest_part() -> None:
+    chip = CHIPS["v5e"].per_device()
+    line = roofline(analyse(parse(TEXT), {}), chip)
+    assert line.step == max(line.compute, line.memory, line.communication)
+    assert line.bound == "memory"
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded"),
+    [
+        (Shape("f32", (10, 1024), (1, 0), (8, 128)), 16 * 1024 * 4),
+        (Shape("bf16", (4, 100, 64), (2, 1, 0), (8, 128)), 4 * 104 * 128 * 2),
+        (Shape("f32", (100,), (0,), (512,)), 512 * 4),
+        (Shape("pred", (), (), (512,)), 1),
+    ],
+)
+def test_shapes_fill_whole_tiles(shape: Shape, padded: int) -> None:
+    assert shape.padded_bytes == padded
+
+
+@pytest.mark.parametrize(
+    ("line", "flops"),
+    [
+        # 3x3 over 16x16 with padding 1: of 48 * 48 meetings of rows and kernel, 46 each way count.
+        (
+            "  %c = f32[2,16,16,8]{3,2,1,0} convolution(%i, %k), window={size=3x3 pad=1_1x1_1}, "
+            "dim_labels=b01f_01io->b01f",
+            2 * 2 * 8 * 4 * 46 * 46,
+        ),
+        (
+            "  %c = f32[2,8,8,8]{3,2,1,0} convolution(%i, %k), window={size=3x3 stride=2x2 "
+            "pad=0_1x0_1}, dim_labels=b01f_01io->b01f",
+            2 * 2 * 8 * 4 * 23 * 23,
+        ),
+    ],
+)
+def test_padding_of_a_convolution_costs_nothing(line: str, flops: float) -> None:
+    text = (
+        "ENTRY %main (i: f32[2,16,16,4], k: f32[3,3,4,8]) -> f32[2,16,16,8] {\n"
+        "  %i = f32[2,16,16,4]{3,2,1,0} parameter(0)\n"
+        "  %k = f32[3,3,4,8]{3,2,1,0} parameter(1)\n"
+        f"{line}\n}}\n"
+    )
+    assert analyse(parse(text), {}).product_flops == flops
