@@ -15,6 +15,7 @@ from tpu_core.errors_base import Documented as Documented
 from tpu_core.errors_base import TpuError as TpuError
 from tpu_core.errors_base import TpuWarning as TpuWarning
 from tpu_core.errors_base import format_bytes as format_bytes
+from tpu_core.errors_export import ExportError as ExportError
 from tpu_core.xla_status import map_xla_error as map_xla_error
 
 

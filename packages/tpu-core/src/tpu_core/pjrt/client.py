@@ -318,6 +318,9 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     from jax._src.lib.mlir import ir
 
     module = lowered.compiler_ir("stablehlo")
+    state = lowered._lowering.compile_args.get("shape_poly_state")
+    if state is not None and state.uses_dim_vars:  # it calls a program of symbolic sizes
+        module = mlir.refine_polymorphic_shapes(module)
     if aliases:
         with module.context:
             (main,) = (op for op in module.body if op.sym_name.value == "main")
