@@ -326,6 +326,9 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     from tpu_core.pjrt.products import fold_transposes
 
     module = lowered.compiler_ir("stablehlo")
+    state = lowered._lowering.compile_args.get("shape_poly_state")
+    if state is not None and state.uses_dim_vars:  # it calls a program of symbolic sizes
+        module = mlir.refine_polymorphic_shapes(module)
     fold_transposes(module)
     if aliases:
         with module.context:

@@ -1,0 +1,142 @@
+"""An exported program as a callable on ``tpu`` tensors."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
+
+from tpu_compile.export import with_jax
+from tpu_core.errors import ExportError
+from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.lowering.registry import register
+from tpu_core.runtime import hide_lines_of
+
+_NAME = "tpu_compile.exported.default"
+# Programs by key, which is what is recorded; of those that are loaded.
+_PROGRAMS: dict[str, jax.export.Exported] = {}
+
+
+class LoadedProgram:
+    """What `load` returns: called as the module that was exported, on tensors on ``tpu``.
+
+    Each call is recorded as one op, so that it runs in one program with the ops around it.
+
+    Attributes:
+        manifest: What ``manifest.json`` says.
+        weights: Its weights on the device, by name. A buffer that the program writes is updated.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        try:
+            self.manifest = with_jax.read_manifest(folder)
+            bytecode = (folder / with_jax.BYTECODE).read_bytes()
+        except (ValueError, OSError) as error:
+            raise ExportError(str(error), remedy="Name a folder that save() wrote.") from error
+        _define()
+        text = (folder / with_jax.MANIFEST).read_bytes()
+        self._key = hashlib.sha256(bytecode + text).hexdigest()
+        _PROGRAMS[self._key] = with_jax.exported_program(self.manifest, bytecode)
+        self.weights = _weights(folder, self.manifest, device)
+        self._device = device
+        self._in_spec = treespec_loads(self.manifest["torch"]["in"])
+        self._out_spec = treespec_loads(self.manifest["torch"]["out"])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program.
+
+        Args:
+            *args, **kwargs: Those of the exported module; numbers are as they were exported.
+
+        Returns:
+            What the module returned.
+
+        Raises:
+            ExportError: The arguments are not structured as the exported ones, or a tensor has
+                another shape or dtype than the program takes.
+        """
+        leaves, spec = tree_flatten((args, kwargs))
+        if spec != self._in_spec:
+            raise ExportError(
+                "The arguments are not structured as those that were exported.",
+                values={"exported": self._in_spec, "given": spec},
+                remedy="Call it as the module was called in torch.export.export.",
+            )
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        inputs = [*self.weights.values(), *tensors]
+        with torch.no_grad():
+            made = list(torch.ops.tpu_compile.exported(inputs, self._key))
+            mutations = self.manifest["mutations"]
+            results = []
+            for described, tensor in zip(self.manifest["outputs"], made, strict=True):
+                if described["name"] not in mutations:
+                    results.append(tensor)
+                elif mutations[described["name"]] in self.weights:
+                    self.weights[mutations[described["name"]]].copy_(tensor)
+        return tree_unflatten(results, self._out_spec)
+
+
+def load(path: str | Path, device: torch.device | str = "tpu") -> LoadedProgram:
+    """Load a program that `save` wrote, to be called on tensors on ``tpu``.
+
+    Args:
+        path: The folder.
+        device: Where its weights go.
+
+    Raises:
+        ExportError: The folder was not written by `save`.
+
+    Example:
+        >>> run = load("model")
+        >>> y = run(x.to("tpu"))
+    """
+    return LoadedProgram(Path(path), torch.device(device))
+
+
+def _weights(
+    folder: Path, manifest: dict[str, Any], device: torch.device
+) -> dict[str, torch.Tensor]:
+    if not manifest["weights"]:
+        return {}
+    from safetensors.torch import load_file
+
+    tensors = {n: t.to(device) for n, t in load_file(folder / with_jax.WEIGHTS).items()}
+    return {w["name"]: tensors[w["tensor"]] for w in manifest["weights"]}
+
+
+@functools.cache
+def _define() -> None:
+    hide_lines_of(__file__)
+    library = torch.library.Library("tpu_compile", "FRAGMENT")
+    library.define("exported(Tensor[] inputs, str key) -> Tensor[]")
+    library.impl("exported", _meta, "Meta")
+    _libraries.append(library)
+    register(_NAME, _lower)
+
+
+_libraries: list[torch.library.Library] = []  # an op ends with its library
+
+
+def _meta(inputs: list[torch.Tensor], key: str) -> list[torch.Tensor]:
+    from tpu_core.lowering.dtypes import to_numpy_dtype
+
+    avals = [jax.ShapeDtypeStruct(tuple(x.shape), to_numpy_dtype(x.dtype)) for x in inputs]
+    try:
+        with jax.enable_x64(True):
+            made = jax.eval_shape(_PROGRAMS[key].call, *avals)
+    except ValueError as error:
+        raise ExportError(
+            f"The inputs do not fit the exported program: {error}",
+            remedy="Pass tensors of the shapes and dtypes in its manifest.",
+        ) from error
+    return [torch.empty(a.shape, dtype=TO_TORCH[a.dtype], device="meta") for a in made]
+
+
+def _lower(inputs: Sequence[jax.Array], key: str) -> list[jax.Array]:
+    return list(_PROGRAMS[key].call(*inputs))

@@ -1,0 +1,251 @@
+"""An exported program as a JAX function whose sizes may be symbolic."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from tpu_compile.graphs import decompositions, lowering_of
+from tpu_core import lowering
+from tpu_core.errors import ExportError
+from tpu_core.lowering.attention import attention
+from tpu_core.lowering.evaluate import to_jax
+from tpu_core.recorder.compute import call_node
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """The program in overloads that have lowerings, as far as PyTorch's decompositions lead there.
+
+    Raises:
+        ExportError: An overload has neither.
+    """
+    lowering.load()
+    table = torch.export.default_decompositions()
+    for op in list(table.keys()):
+        if lowering_of(op) is not None:
+            table.pop(op)
+    for op, function in decompositions().items():
+        table[op] = function
+    # Its parts have strides of their own, which views recorded behind it may not fit.
+    table.pop(_ATTENTION)
+    result = program.run_decompositions(table)
+    for node in result.graph.nodes:
+        if node.op == "call_function" and not _is_known(node):
+            raise ExportError(
+                f"{node.target} cannot be exported: it has no lowering.", line=_line(node)
+            )
+    return result
+
+
+def _is_known(node: Node) -> bool:
+    return (
+        lowering_of(node.target) is not None
+        or node.target is _ATTENTION
+        or node.target is operator.getitem
+        or _is_number(node.meta.get("val"))
+        or node.target in _CHECKS
+    )
+
+
+_NO_SEED = "It draws random numbers, for which an exported program has no seed."
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+# Checks of sizes: what is exported states them in the manifest.
+_CHECKS = (
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def dimension(value: Any, scope: Any) -> Any:
+    """A size in JAX's symbolic shapes; a number stays what it is.
+
+    Raises:
+        ValueError: It is made by an operation that JAX's symbolic shapes do not have.
+
+    Example:
+        >>> dimension(x.shape[0] // 2, scope)
+        floordiv(s0, 2)
+    """
+    return _dimension(value.node.expr, scope) if isinstance(value, torch.SymInt) else value
+
+
+def _dimension(expression: Any, scope: Any) -> Any:
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_symbol:
+        return jax.export.symbolic_shape(str(expression), scope=scope)[0]
+    combine = _OPERATIONS.get(type(expression).__name__)
+    if combine is None:
+        raise ValueError(f"JAX has no symbolic size for {expression}")
+    return functools.reduce(combine, (_dimension(a, scope) for a in expression.args))
+
+
+# sympy's and PyTorch's operations on sizes.
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "Pow": operator.pow,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": jax.core.max_dim,
+    "Min": jax.core.min_dim,
+}
+
+
+def as_function(module: GraphModule, scope: Any) -> Callable[..., list[jax.Array]]:
+    """A function of the graph's tensor inputs.
+
+    Args:
+        module: A graph of overloads that have lowerings.
+        scope: JAX's scope of the symbolic sizes, under the names they have in the graph.
+
+    Raises:
+        ExportError: A lowering cannot do with a symbolic size. Raised where the function is traced.
+    """
+
+    def size(value: Any) -> Any:
+        return dimension(value, scope)
+
+    def run(*inputs: jax.Array) -> list[jax.Array]:
+        values: dict[Node, Any] = {}
+        arrays = iter(inputs)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                tensor = isinstance(node.meta.get("val"), torch.Tensor)
+                values[node] = next(arrays) if tensor else node.meta.get("val")
+            elif node.op == "get_attr":
+                values[node] = to_jax(getattr(module, str(node.target)))
+            elif node.op == "output":
+                return [values[n] for n in node.args[0] if isinstance(n, Node)]
+            elif node.target in _CHECKS:
+                continue
+            else:
+                try:
+                    values[node] = _value(node, values, size)
+                except Exception as error:
+                    raise _refused(node, error) from error
+        raise AssertionError("The graph has no output.")
+
+    return run
+
+
+def _value(node: Node, values: dict[Node, Any], size: Callable[[Any], Any]) -> Any:
+    if _is_number(node.meta.get("val")):
+        return size(node.meta["val"])
+    given: Any
+    if node.target is operator.getitem:
+        given = torch.fx.node.map_arg(node.args, values.__getitem__)
+        return given[0][given[1]]
+    if node.target is _ATTENTION:
+        given = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        return _attention(*given[0], **given[1])
+    entry = lowering_of(node.target)
+    assert entry is not None
+    if entry.random:
+        raise ValueError(_NO_SEED)
+    if node.target in _SYMBOLIC and _is_symbolic(node):
+        shape = tuple(map(size, node.meta["val"].shape))
+        given = torch.fx.node.map_arg(node.args, values.__getitem__)
+        return _SYMBOLIC[node.target](shape, *given)
+    return call_node(node, entry, _with_scalars(node, values), None, size)
+
+
+def _attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: jax.Array | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> jax.Array:
+    """`torch.nn.functional.scaled_dot_product_attention`, whose grouped queries need no repeats."""
+    if dropout or dropout_p:
+        raise ValueError(_NO_SEED)
+    mask = attn_mask if mask is None else mask
+    out: jax.Array = attention(query, key, value, mask, 0.0, is_causal, scale=scale)[0]
+    return out
+
+
+def _is_symbolic(node: Node) -> bool:
+    source: Any = node.args[0]
+    sizes = (*source.meta["val"].shape, *node.meta["val"].shape)
+    return any(isinstance(n, torch.SymInt) for n in sizes)
+
+
+def _reshape(shape: tuple[Any, ...], x: jax.Array, *_: Any) -> jax.Array:
+    return x.reshape(shape)
+
+
+def _slice(
+    shape: tuple[Any, ...],
+    x: jax.Array,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> jax.Array:
+    dim, start = dim % x.ndim, start or 0
+    if isinstance(start, int) and start < 0:
+        start = jax.core.max_dim(x.shape[dim] + start, 0)
+    part: jax.Array = jax.lax.slice_in_dim(x, start, start + (shape[dim] - 1) * step + 1, step, dim)
+    return part
+
+
+# Ops that are recorded with their sizes, by what they do where those are symbolic; PyTorch has
+# worked out the shape of the result.
+_SYMBOLIC: dict[Any, Callable[..., jax.Array]] = {
+    torch.ops.aten.slice.Tensor: _slice,
+    torch.ops.aten.view.default: _reshape,
+    torch.ops.aten.reshape.default: _reshape,
+    torch.ops.aten._unsafe_view.default: _reshape,
+    torch.ops.aten.expand.default: lambda shape, x, *_: jnp.broadcast_to(x, shape),
+}
+
+
+def _with_scalars(node: Node, values: dict[Node, Any]) -> dict[Node, Any]:
+    """The values, with symbolic sizes that the op computes with as arrays."""
+    op: Any = node.target
+    computed = {
+        a: jnp.asarray(values[a])
+        for schema, a in zip(op._schema.arguments, node.args)
+        if isinstance(a, Node)
+        and str(schema.type) in ("Tensor", "number", "Scalar")
+        and jax.export.is_symbolic_dim(values[a])
+    }
+    return {**values, **computed} if computed else values
+
+
+def _refused(node: Node, error: Exception) -> ExportError:
+    return ExportError(f"{node.target} cannot be exported: {error}", line=_line(node))
+
+
+def _line(node: Node) -> str | None:
+    trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
+    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
+    return lines[-1].removeprefix("File ") if lines else None
+
+
+def mutated_inputs(program: ExportedProgram) -> Sequence[str]:
+    """Names of the inputs that the program writes."""
+    return list(program.graph_signature.user_inputs_to_mutate.values())
