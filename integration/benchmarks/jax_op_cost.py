@@ -30,6 +30,11 @@ def jax_add(x: jax.Array, y: jax.Array) -> jax.Array:
     return x + y
 
 
+@tpu_kernels.jax_op("bench::mul")
+def jax_mul(x: jax.Array, y: jax.Array) -> jax.Array:
+    return x * y
+
+
 @tpu_kernels.jax_op("bench::lerp")
 def jax_lerp(x: jax.Array, y: jax.Array, weight: jax.Array) -> jax.Array:
     return x + weight * (y - x)
@@ -62,7 +67,9 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
         "lerp(x, y, z)": (lambda: torch.lerp(x, y, z), lambda: jax_lerp(x, y, z)),
         "cumsum(x, 0)": (lambda: torch.cumsum(x, 0), lambda: jax_cumsum(x, 0)),
         "sort(x, 0, False)": (lambda: torch.sort(x, 0, False), lambda: jax_sorted(x, 0, False)),
+        # The gradient of a sum needs nothing of its arguments; that of any JAX function may.
         "add, with grad": (lambda: torch.add(g, y), lambda: jax_add(g, y)),
+        "mul, with grad": (lambda: torch.mul(g, y), lambda: jax_mul(g, y)),
         "tanh, with grad": (lambda: torch.tanh(g), lambda: jax_tanh(g)),
         "tanh and its gradient": (
             lambda: torch.autograd.grad(torch.tanh(g), g, y),

@@ -390,3 +390,42 @@ def test_random_numbers_from_a_key() -> None:
     torch.testing.assert_close(
         got.cpu(), torch.tensor(jax.random.normal(jax.random.key(7), (4,)).tolist())
     )
+
+
+def test_gradients_where_an_argument_or_a_gradient_is_missing() -> None:
+    @jax_op(new_name())
+    def f(x: jax.Array, bias: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        y = x**3 if bias is None else x**3 + bias
+        return y, x * 2
+
+    x = torch.full((2,), 2.0, device="tpu", requires_grad=True)
+    (first,) = torch.autograd.grad(f(x)[0].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert first.tolist() == [12, 12] and second.tolist() == [12, 12]
+
+
+def test_checkpointing_and_inference_mode() -> None:
+    x = torch.linspace(-1, 1, 4).to("tpu").requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(lambda x: SOFTCAP(x * 2, 3.0), x, use_reentrant=False)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    (want,) = torch.autograd.grad(SOFTCAP(x * 2, 3.0).sum(), x)
+    assert torch.equal(g.cpu(), want.cpu())
+    with torch.inference_mode():
+        assert torch.equal(SOFTCAP(x * 2, 3.0).cpu(), y.detach().cpu())
+
+
+def test_a_graph_is_walked_once() -> None:
+    x = torch.ones(2, device="tpu", requires_grad=True)
+    y = SOFTCAP(x, 2.0).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.backward()
+
+
+def test_a_saved_argument_that_was_written() -> None:
+    x = torch.ones(2, device="tpu", requires_grad=True)
+    h = x * 1
+    y = SOFTCAP(h, 2.0).sum()
+    h.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

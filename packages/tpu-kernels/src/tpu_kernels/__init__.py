@@ -7,6 +7,7 @@ from tpu_kernels._version import __version__ as __version__
 from tpu_kernels.calls import FlaxModule as FlaxModule
 from tpu_kernels.calls import call_jax as call_jax
 from tpu_kernels.calls import from_flax as from_flax
+from tpu_kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from tpu_kernels.decorator import JaxOp as JaxOp
 from tpu_kernels.decorator import jax_op as jax_op
 from tpu_kernels.modules import to_jax_function as to_jax_function
@@ -22,6 +23,7 @@ __all__ = [
     "from_flax",
     "interpret",
     "jax_op",
+    "linear_cross_entropy",
     "pallas_call",
     "to_jax_function",
 ]

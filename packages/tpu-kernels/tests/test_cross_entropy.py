@@ -1,0 +1,116 @@
+"""The loss without logits against float64 with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from tpu_kernels import linear_cross_entropy
+from tpu_kernels.cross_entropy import _gradient, _losses
+
+
+def inputs(tokens: int, features: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
+    hidden, weight = torch.randn(tokens, features), torch.randn(vocabulary, features) * 0.3
+    return hidden, weight, torch.randint(vocabulary, (tokens,)), torch.randn(vocabulary)
+
+
+def losses_and_gradients(
+    device: str, dtype: torch.dtype, given: tuple[torch.Tensor, ...], **options: Any
+) -> list[torch.Tensor]:
+    hidden, weight, target, bias = given
+    h, w, b = (t.to(dtype).to(device).requires_grad_() for t in (hidden, weight, bias))
+    loss = linear_cross_entropy(h, w, target.to(device), b, **options)
+    loss.sum().backward()
+    return [t.detach().cpu().double() for t in (loss, h.grad, w.grad, b.grad) if t is not None]
+
+
+@pytest.mark.parametrize(
+    "tokens, features, vocabulary, options",
+    [
+        (7, 5, 11, {"chunk": 4}),
+        (1, 3, 13, {"chunk": 13, "reduction": "sum"}),
+        (6, 8, 17, {"chunk": 5, "label_smoothing": 0.1}),
+        (6, 8, 16, {"chunk": 8, "softcap": 2.0, "reduction": "none"}),
+        (5, 4, 7, {"ignore_index": 2, "label_smoothing": 0.2}),
+    ],
+)
+def test_against_float64(
+    tokens: int, features: int, vocabulary: int, options: dict[str, Any]
+) -> None:
+    given = inputs(tokens, features, vocabulary)
+    got = losses_and_gradients("tpu", torch.float32, given, **options)
+    want = losses_and_gradients("cpu", torch.float64, given, **options)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16() -> None:
+    given = inputs(16, 32, 100)
+    rounded = tuple(t.bfloat16().float() if t.is_floating_point() else t for t in given)
+    got = losses_and_gradients("tpu", torch.bfloat16, given, chunk=32)
+    want = losses_and_gradients("cpu", torch.float64, rounded)
+    # A result has 8 bits; the sums behind it are in float32.
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=2e-2, atol=2e-3)
+
+
+def test_targets_that_are_all_ignored() -> None:
+    hidden, weight, target, bias = inputs(3, 4, 5)
+    ignored = torch.full_like(target, -100)
+    for reduction in ("sum", "none", "mean"):
+        options = {"reduction": reduction}
+        got = losses_and_gradients("tpu", torch.float32, (hidden, weight, ignored, bias), **options)
+        want = losses_and_gradients(
+            "cpu", torch.float64, (hidden, weight, ignored, bias), **options
+        )
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_the_plain_path_and_sequences() -> None:
+    hidden, weight = torch.randn(2, 3, 4).to("tpu"), torch.randn(9, 4).to("tpu")
+    target = torch.randint(9, (2, 3)).to("tpu")
+    for reduction in ("mean", "none"):
+        chunked = linear_cross_entropy(hidden, weight, target, chunk=4, reduction=reduction)
+        plain = linear_cross_entropy(hidden, weight, target, plain=True, reduction=reduction)
+        assert chunked.shape == plain.shape
+        torch.testing.assert_close(chunked.cpu(), plain.cpu())
+
+
+def test_memory_is_a_fraction_of_that_of_the_logits() -> None:
+    tokens, features, vocabulary, chunk = 1024, 64, 16384, 512
+
+    def temporaries(size: int) -> int:
+        def gradients(h: jax.Array, w: jax.Array, t: jax.Array) -> Any:
+            losses = _losses(h, w, t, None, 0.0, 0.0, size)
+            return losses.sum(), _gradient(jnp.ones_like(losses), h, w, t, None, 0.0, 0.0, size)[:2]
+
+        avals = [
+            jax.ShapeDtypeStruct((tokens, features), jnp.float32),
+            jax.ShapeDtypeStruct((vocabulary, features), jnp.float32),
+            jax.ShapeDtypeStruct((tokens,), jnp.int32),
+        ]
+        analysis = jax.jit(gradients).lower(*avals).compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes)
+
+    logits = tokens * vocabulary * 4
+    assert temporaries(chunk) < 0.2 * logits < logits <= temporaries(vocabulary)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"weight": torch.ones(5, 3)}, "features"),
+        ({"target": torch.zeros(2, dtype=torch.long)}, "target has the shape"),
+        ({"bias": torch.ones(4)}, "bias has the shape"),
+        ({"reduction": "max"}, "mean, sum or none"),
+    ],
+)
+def test_arguments_that_do_not_fit(change: dict[str, Any], text: str) -> None:
+    hidden, weight, target, bias = inputs(3, 4, 5)
+    given = {"hidden": hidden, "weight": weight, "target": target, "bias": bias, **change}
+    with pytest.raises(ValueError, match=text):
+        linear_cross_entropy(**given)
