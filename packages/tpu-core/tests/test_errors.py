@@ -153,6 +153,12 @@ def test_the_docs_page_has_a_complete_section_for_each_class():
         ("INVALID_ARGUMENT: Buffer has been deleted or donated.", DonatedBufferError, None),
         ("Array has been deleted with shape=float32[3].", DonatedBufferError, None),
         (
+            "INTERNAL: Gloo all-reduce failed: [external/gloo/transport/tcp/pair.cc:538] "
+            "Connection closed by peer [127.0.0.1]:5123",
+            errors.PeerLostError,
+            None,
+        ),
+        (
             "Backend 'tpu' failed to initialize: INTERNAL: Failed to open libtpu.so",
             TpuNotAvailableError,
             None,

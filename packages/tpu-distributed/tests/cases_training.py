@@ -22,7 +22,7 @@ from torch.testing import assert_close
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
-STEPS, BATCH = 3, 8
+STEPS, BATCH = 2, 8
 
 
 class Net(nn.Module):

@@ -26,7 +26,7 @@ def test_ranks_that_disagree_or_are_late() -> None:
     assert not failures, show(failures)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_survivors_go_on(lost: int) -> None:
     failures = spawn.run("cases_lost_peer", 3, timeout=100, LOST=str(lost))
     assert not failures, show(failures)

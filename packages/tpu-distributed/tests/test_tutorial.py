@@ -19,13 +19,15 @@ def test_program_of_the_tutorial(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     # Not needed where the package is installed rather than on the path.
     script.write_text(f"{spawn.REGISTER}\n{program}")
-    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(script)]
-    result = subprocess.run(
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    process = subprocess.Popen(
         [sys.executable, *command],
         env=spawn.environment(),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        start_new_session=True,
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert expected in result.stdout
+    (printed,) = spawn.finish([process], timeout=150)
+    assert process.returncode == 0, printed
+    assert expected in printed

@@ -17,6 +17,8 @@ _DONATED = re.compile(r"deleted or donated|Array has been deleted")
 _UNAVAILABLE = re.compile(
     r"failed to initialize|Unknown backend|Unable to initialize backend|TPU initialization failed"
 )
+# While the processes of a group ran a program together.
+_LOST = re.compile(r"Gloo [\w-]+ failed|Connection (closed|reset) by peer")
 _MEMORY = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory in memory space")
 # INVALID_ARGUMENT is what a run with wrong buffers raises too; these texts tell the two apart.
 _RUN = re.compile(
@@ -59,8 +61,8 @@ def map_xla_error(
         live: Bytes held by live tensors, for an out-of-memory error.
 
     Returns:
-        `OutOfMemoryError`, `DonatedBufferError`, `TpuNotAvailableError`, `CompilationError` or
-        `ExecutionError`.
+        `OutOfMemoryError`, `DonatedBufferError`, `PeerLostError`, `TpuNotAvailableError`,
+        `CompilationError` or `ExecutionError`.
 
     Example:
         >>> try:
@@ -79,6 +81,9 @@ def map_xla_error(
     if _DONATED.search(text):
         what = "A value was read whose memory had been donated to another program."
         return errors.DonatedBufferError(what, values={**known, "XLA": text}, line=line)
+    if _LOST.search(text):
+        what = "A process was lost while others ran a collective with it."
+        return errors.PeerLostError(what, values={**known, "XLA": text}, line=line)
     if _MEMORY.search(text):
         return errors.OutOfMemoryError(
             needed=_bytes(_NEEDED, text),

@@ -72,7 +72,7 @@ def start_coordinator(size: int) -> tuple[int, int]:
     process = subprocess.Popen(
         command,
         # jaxlib warns that a world whose processes may be lost is an experiment of its own.
-        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,0 +1,115 @@
+"""Collectives on the device against PyTorch's gloo on CPU tensors, two processes, wall time.
+
+Both are measured in turn in the same processes. ``issue`` is the host's CPU time in the call of an
+asynchronous all_reduce that other ranks are ready for.
+
+    python integration/benchmarks/collectives.py --rounds 50 --json out.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+
+PROCESSES = 2
+# Elements of float32, and the target of the ratio to gloo.
+SIZES = {"1 KB": (256, 1.1), "1 MB": (1 << 18, 1.1), "64 MB": (1 << 24, 1.3)}
+
+
+def main() -> None:
+    options = harness.arguments(__doc__, rounds=30)
+    if "RANK" in os.environ:
+        print(json.dumps(measure(options.rounds)))
+        return
+    with socket.socket() as s:
+        s.bind(("", 0))
+        port = s.getsockname()[1]
+    command = [sys.executable, __file__, "--rounds", str(options.rounds)]
+    processes = [
+        subprocess.Popen(command, env=environment(rank, port), stdout=subprocess.PIPE, text=True)
+        for rank in range(PROCESSES)
+    ]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    rows = json.loads(outputs[0].splitlines()[-1])
+    harness.report("all_reduce over 2 processes", rows, options)
+
+
+def environment(rank: int, port: int) -> dict[str, str]:
+    """What torchrun sets."""
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": PROCESSES,
+        "LOCAL_WORLD_SIZE": PROCESSES,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,
+    }
+    return {**os.environ, "MASTER_ADDR": "localhost", **{k: str(v) for k, v in numbers.items()}}
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    """Rows of the table; every rank measures, the first one's count."""
+    import torch.distributed as dist
+
+    dist.init_process_group()
+    rows = [row(name, *size, rounds) for name, size in SIZES.items()]
+    dist.barrier()
+    dist.destroy_process_group()
+    return rows
+
+
+def row(name: str, elements: int, target: float, rounds: int) -> dict[str, Any]:
+    """One size, on the device and on the CPU."""
+    import torch
+    import torch.distributed as dist
+
+    ours, theirs = torch.ones(elements, device="tpu"), torch.ones(elements)
+
+    def on_device() -> None:
+        dist.all_reduce(ours, dist.ReduceOp.MAX)
+        torch.tpu.synchronize()
+
+    def on_cpu() -> None:
+        dist.all_reduce(theirs, dist.ReduceOp.MAX)
+
+    fewer = max(3, rounds // (1 + (elements >> 20)))
+    times = in_turn({"tpu": on_device, "gloo": on_cpu}, fewer)
+    issue = []
+    for _ in range(rounds):
+        dist.barrier()
+        started = time.thread_time()
+        dist.all_reduce(ours, dist.ReduceOp.MAX, async_op=True)
+        issue.append(time.thread_time() - started)
+    torch.tpu.synchronize()
+    return {
+        "size": name,
+        "tpu (ms)": times["tpu"] * 1e3,
+        "gloo (ms)": times["gloo"] * 1e3,
+        "ratio": times["tpu"] / times["gloo"],
+        "target": target,
+        "issue (us)": statistics.median(issue) * 1e6,
+    }
+
+
+def in_turn(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """The median time of each, called in turn."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds + 2):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values[2:]) for name, values in times.items()}
+
+
+if __name__ == "__main__":
+    main()
