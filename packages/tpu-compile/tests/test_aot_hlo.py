@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tpu_compile.aot.chips import CHIPS
 from tpu_compile.aot.costs import analyse, roofline
 from tpu_compile.aot.hlo import Shape, parse
 
-TEXT = """\
-HloModule jit_main, is_scheduled=true
-
-%fused (p0: f32[64,256], p1: f32[10,256,128]) -> f32[64,128] {
-  %p0 = f32[64,256]{1,0:T(8,128)} parameter(0)
-  %p1 = f32[10,256,128]{2,1,0:T(8,128)} parameter(1)
-  %zero = s32[]{:T(128)} constant(0)
-  %slice = f32[1,256,128]{2,1,0:T(8,128)} dynamic-slice(%p1, %zero, %zero, %zero), dynamic_slice_sizes={1,256,128}
-  %weight = f32[256,128]{1,0:T(8,128)} bitcast(%slice)
-  ROOT %conv = f32[64,128]{1,0:T(8,128)} convolution(%p0, %weight), dim_labels=bf_io->bf, operand_precision={highest,highest}, metadata={op_name="jit(main)/while/body/closed_call/blocks.*.up/mm/dot_general"}
-}
-
-%body (arg: (s32[], f32[64,256], f32[10,256,128])) -> (s32[], f32[64,256], f32[10,256,128]) {
-  %arg = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) parameter(0)
-  %n = s32[]{:T(128)} get-tuple-element(%arg), index=0
-  %x = f32[64,256]{1,0:T(8,128)} get-tuple-element(%arg), index=1
-  %w = f32[10,256,128]{2,1,0:T(8,128)} get-tuple-element(%arg), index=2
-  %y = f32[64,128]{1,0:T(8,128)} fusion(%x, %w), kind=kOutput, calls=%fused, metadata={op_name="jit(main)/while/body/closed_call/blocks.*.up/mm/dot_general"}
-  %z = f32[64,256]{1,0:T(8,128)S(1)} all-gather(%y), channel_id=1, replica_groups=[2,2]<=[4], dimensions={1}, metadata={op_name="jit(main)/while/body/closed_call/blocks.*.up/mm/dot_general"}
-  ROOT %out = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) tuple(%n, %z, %w)
-}
-
-%condition (arg.1: (s32[], f32[64,256], f32[10,256,128])) -> pred[] {
-  %arg.1 = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) parameter(0)
-  %n.1 = s32[]{:T(128)} get-tuple-element(%arg.1), index=0
-  %ten = s32[]{:T(128)} constant(10)
-  ROOT %less = pred[]{:T(512)} compare(%n.1, %ten), direction=LT
-}
-
-ENTRY %main (a: f32[64,256], b: f32[10,256,128]) -> f32[64,256] {
-  %a = f32[64,256]{1,0:T(8,128)} parameter(0), metadata={op_name="arrays[0]"}
-  %b = f32[10,256,128]{2,1,0:T(8,128)} parameter(1)
-  %start = s32[]{:T(128)} constant(0)
-  %tuple = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) tuple(%start, %a, %b)
-  %loop = (s32[]{:T(128)}, f32[64,256]{1,0:T(8,128)}, f32[10,256,128]{2,1,0:T(8,128)}) while(%tuple), condition=%condition, body=%body
-  %last = f32[64,256]{1,0:T(8,128)} get-tuple-element(%loop), index=1
-  ROOT %sum = f32[64,256]{1,0:T(8,128)} all-reduce(%last), channel_id=2, replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0','axis_1'}, to_apply=%add, metadata={op_name="jit(main)/head/mm/dot_general"}
-}
-"""
+# Ten products of a stack of weights, gathered and then summed, as libtpu prints such a program.
+TEXT = (Path(__file__).parent / "data" / "loop.hlo").read_text()
 
 
 def test_loops_are_counted_as_often_as_they_run() -> None:

@@ -36,8 +36,8 @@ def aot(
     """Compile a model for TPUs that are not there, and say what it needs of them.
 
     The model and its inputs may be on any device, ``meta`` included: no parameter is read, and none
-    is made. Without ``loss``, ``optimizer`` and ``step`` its forward pass is compiled; with ``loss``
-    forward and backward; with an optimizer the whole training step.
+    is made. Without ``loss``, ``optimizer`` and ``step`` its forward pass is compiled, with a loss
+    forward and backward, with an optimizer the whole training step.
 
     Args:
         model: The model, in the mode (`train` or `eval`) that it is to run in.

@@ -1,4 +1,4 @@
-"""A model's forward pass, or its whole training step, as one graph with named inputs and outputs."""
+"""A model's forward pass or training step as one graph with named inputs and outputs."""
 
 from __future__ import annotations
 

@@ -240,32 +240,50 @@ def _fused(
 ) -> tuple[list[Shape], list[Shape]]:
     """What a fusion reads and writes, where it takes or replaces only a slice of an array."""
     table = module.tables[callee]
-    users: dict[str, list[Instruction]] = defaultdict(list)
-    for instruction in table.values():
-        for operand in instruction.operands:
-            users[operand].append(instruction)
     read: list[Shape] = []
     for instruction in table.values():
-        if instruction.opcode != "parameter":
-            continue
-        place = int(instruction.rest.split(")")[0])
-        shapes = operands[place] if place < len(operands) else ()
-        uses = users[instruction.name]
-        if uses and all(u.opcode in ("dynamic-slice", "slice", "gather") for u in uses):
-            space = shapes[0].space if shapes else 0
-            read += [_in_space(u.shapes[0], space) for u in uses]
-        elif uses and all(
-            u.opcode == "dynamic-update-slice" and u.operands[0] == instruction.name for u in uses
-        ):
-            continue  # written in place
-        else:
-            read += shapes
+        if instruction.opcode == "parameter":
+            place = int(instruction.rest.split(")")[0])
+            shapes = operands[place] if place < len(operands) else ()
+            parts = _parts_read(module, callee, instruction.name)
+            if parts is None:
+                read += shapes
+            else:
+                read += [_in_space(part, shapes[0].space if shapes else 0) for part in parts]
     root = next((i for i in table.values() if i.is_root), None)
     if root is not None and root.opcode == "dynamic-update-slice" and len(root.operands) > 1:
         update = table.get(root.operands[1])
         if update is not None and written:
             written = [_in_space(update.shapes[0], written[0].space)]
     return read, written
+
+
+def _parts_read(module: Module, callee: str, name: str) -> list[Shape] | None:
+    """Slices of a value that a fused computation reads, None where it reads the whole."""
+    parts: list[Shape] = []
+    for user in module.users(callee).get(name, ()):
+        inner: list[Shape] | None
+        if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
+            inner = [user.shapes[0]]
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+            inner = []  # written in place
+        elif user.opcode == "bitcast":
+            inner = _parts_read(module, callee, user.name)
+        elif user.opcode == "fusion" and (nested := user.computation("calls")):
+            place = user.operands.index(name)
+            names = (
+                i.name
+                for i in module.computations.get(nested, ())
+                if i.opcode == "parameter" and int(i.rest.split(")")[0]) == place
+            )
+            inner = _parts_read(module, nested, next(names, ""))
+        else:
+            inner = None
+        if inner is None:
+            return None
+        parts += inner
+    # A value that nothing uses is the result itself.
+    return parts if module.users(callee).get(name) else None
 
 
 def _in_space(shape: Shape, space: int) -> Shape:

@@ -109,6 +109,7 @@ class Module:
 
     entry: str
     computations: dict[str, list[Instruction]] = field(default_factory=dict)
+    _users: dict[str, dict[str, list[Instruction]]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -163,6 +164,16 @@ class Module:
     def home(self) -> dict[str, str]:
         """Computation of each instruction; names are unique in a program."""
         return {i.name: name for name, lines in self.computations.items() for i in lines}
+
+    def users(self, computation: str) -> dict[str, list[Instruction]]:
+        """The instructions of a computation that use each value of it."""
+        if computation not in self._users:
+            found: dict[str, list[Instruction]] = defaultdict(list)
+            for instruction in self.computations.get(computation, ()):
+                for operand in instruction.operands:
+                    found[operand].append(instruction)
+            self._users[computation] = dict(found)
+        return self._users[computation]
 
     @property
     def entry_instructions(self) -> list[Instruction]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -361,8 +362,8 @@ def _call(
     tensors = [x, *constants, *stacked]
     wanted = [t.requires_grad and torch.is_grad_enabled() for t in tensors]
     wanted[0] = any(wanted)  # it is carried from layer to layer
-    # A layer's own graph has tensors of its own.
-    with _disable_current_modes(), torch.enable_grad():
+    # A layer's own graph has tensors of its own, and names.
+    with _disable_current_modes(), torch.enable_grad(), fx_traceback.preserve_node_meta():
         program = _trace_layer(job, state, run, first, flat, tree, places, tensors, wanted)
         scans.PROGRAMS[program.key] = program
     seed = None

@@ -22,7 +22,7 @@ from tpu_compile.aot.trace import fake_like
 from tpu_core.errors import MeshError
 
 Optimizer = torch.optim.Optimizer
-# Those that treat each element by itself, so that stacked parameters are updated as the single ones.
+# Those that treat each element by itself, so that a stack is updated as its parts would be.
 _ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
