@@ -63,11 +63,13 @@ def case_defaults() -> None:
     x = torch.arange(3.0, device=DEVICE) + RANK  # on the device before there is a group
     kept = x * 2
     pending = kept + 1
+    empty = torch.zeros(0, device=DEVICE)
     dist.init_process_group()
     assert dist.get_backend_config() == "tpu:tpu,cpu:gloo"
     assert torch.tpu.device_count() == SIZE
     assert kept.tolist() == [2.0 * i + 2 * RANK for i in range(3)]
     assert pending.tolist() == [2.0 * i + 2 * RANK + 1 for i in range(3)]
+    assert torch.cat([empty, kept]).tolist() == kept.tolist()
     dist.all_reduce(x)
     assert x.tolist() == [SIZE * i + SIZE * (SIZE - 1) / 2 for i in range(3)]
     # Whatever tpu device a process names is its own.

@@ -36,3 +36,9 @@ def test_survivors_go_on(lost: int) -> None:
 def test_collectives_of_four() -> None:
     failures = spawn.run("cases_collectives", 4, timeout=250)
     assert not failures, show(failures)
+
+
+@pytest.mark.slow
+def test_what_stands_on_collectives() -> None:
+    failures = spawn.run("cases_ecosystem", 2, timeout=250)
+    assert not failures, show(failures)

@@ -36,5 +36,5 @@ def create(options: Any) -> Any:
     devices = distributed.members(client)
     members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
     control = Control(store, options.group_id, rank, size, options.timeout.total_seconds())
-    group = Group(control, members, ranks)
+    group = Group(control, members)
     return _C.make_backend(rank, size, "tpu", options.timeout.total_seconds(), group)

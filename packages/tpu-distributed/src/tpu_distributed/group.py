@@ -32,14 +32,12 @@ class Group:
     Args:
         control: Agrees with the other ranks.
         devices: JAX devices of the ranks.
-        ranks: Their global ranks.
     """
 
-    def __init__(self, control: Control, devices: Sequence[Any], ranks: Sequence[int]) -> None:
+    def __init__(self, control: Control, devices: Sequence[Any]) -> None:
         self.control = control
         self.rank, self.size = control.rank, control.size
         self._devices = list(devices)
-        self._ranks = list(ranks)
         self._programs: dict[Any, Loaded] = {}
         self._coalesced: list[Issued] | None = None
 
@@ -78,7 +76,7 @@ class Group:
         if any(x.shape != outs[self.rank].shape for outs, x in zip(outputs, inputs)):
             raise ValueError("all_gather: the output of this rank must have the input's shape.")
         if any(o.shape != outs[0].shape for outs in outputs for o in outs):
-            return uneven.all_gather(self, outputs, inputs, options)
+            return self._done(uneven.all_gather(self, outputs, inputs, options))
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             gathered = [p.all_gather(x) for x in xs]
@@ -122,7 +120,7 @@ class Group:
     def reduce_scatter(self, outputs: Tensors, inputs: Lists, options: Any) -> Issued:
         """Of each list, item ``i`` reduced over all ranks to rank ``i``."""
         if any(x.shape != xs[0].shape for xs in inputs for x in xs):
-            return uneven.reduce_scatter(self, outputs, inputs, options)
+            return self._done(uneven.reduce_scatter(self, outputs, inputs, options))
         reduction = Reduction.of(options.reduceOp)
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
@@ -155,7 +153,8 @@ class Group:
     ) -> Issued:
         """Part ``i`` of the input to rank ``i``; sizes count in the first dim."""
         if output_sizes or input_sizes:
-            return uneven.all_to_all_single(self, output, input, output_sizes, input_sizes, options)
+            sizes = (output_sizes, input_sizes)
+            return self._done(uneven.all_to_all_single(self, output, input, *sizes, options))
         shape = tuple(output.shape)
         if input.numel() != output.numel() or input.shape[0] % self.size:
             raise ValueError(
@@ -171,7 +170,7 @@ class Group:
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
         """Input ``i`` to rank ``i``."""
-        return uneven.all_to_all(self, outputs, inputs, options)
+        return self._done(uneven.all_to_all(self, outputs, inputs, options))
 
     def barrier(self, options: Any) -> Issued:
         """Wait until all ranks are here and have computed what they recorded before."""

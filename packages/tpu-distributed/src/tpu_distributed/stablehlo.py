@@ -184,18 +184,6 @@ class Program:
         shape = (len(rows), *values[0].shape)
         return self._op("concatenate", rows, shape, values[0].element, "{dimension = 0 : i64}")
 
-    def padded(self, x: Value, length: int) -> Value:
-        """A 1-d value with zeros at the end up to a length."""
-        if x.shape[0] == length:
-            return x
-        zero = self.constant("false" if x.element == "i1" else "0", x.element)
-        attributes = (
-            "{edge_padding_low = array<i64: 0>, "
-            f"edge_padding_high = array<i64: {length - x.shape[0]}>, "
-            "interior_padding = array<i64: 0>}"
-        )
-        return self._op("pad", [x, zero], (length,), x.element, attributes)
-
     def all_reduce(self, x: Value, op: str) -> Value:
         """The reduction over all replicas, by an elementwise op of StableHLO."""
         text = (

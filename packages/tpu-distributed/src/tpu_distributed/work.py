@@ -31,7 +31,7 @@ class Issued:
         """Whether the device is done with it."""
         try:
             return all(a.is_deleted() or a.is_ready() for a in self.arrays)
-        except Exception:
+        except Exception:  # it failed, and `exception` says how
             return True
 
     def exception(self) -> BaseException | None:

@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <map>
+#include <unordered_set>
 
 namespace tpu {
 namespace {
@@ -88,6 +89,8 @@ class AddressSpace {
 
 std::mutex g_space_mutex;
 std::array<AddressSpace, kDevices> g_spaces;
+// Of storages without a byte, which have no address. Never destroyed: storages may outlive it.
+auto& g_empty = *new std::unordered_set<Cell*>();
 
 struct Stats {
   std::atomic<int64_t> current{0}, peak{0}, total_in{0}, total_out{0}, count{0}, count_peak{0};
@@ -202,6 +205,10 @@ PinnedAllocator g_pinned_allocator;
 void free_cell(void* context) {
   auto* cell = static_cast<Cell*>(context);
   if (!cell->address) {
+    {
+      std::lock_guard<std::mutex> lock(g_space_mutex);
+      g_empty.erase(cell);
+    }
     delete cell;
     return;
   }
@@ -225,6 +232,10 @@ c10::DataPtr allocate(ValuePtr value) {
     cell->device = device;
   }
   cell->value = std::move(value);
+  if (!cell->address) {
+    std::lock_guard<std::mutex> lock(g_space_mutex);
+    g_empty.insert(cell);
+  }
   return {cell->address, cell, &free_cell, c10::Device(c10::kPrivateUse1, device)};
 }
 
@@ -264,6 +275,7 @@ std::vector<ValuePtr> live_values() {
   std::vector<ValuePtr> values;
   std::lock_guard<std::mutex> lock(g_space_mutex);
   for (const auto& space : g_spaces) space.add_values(values);
+  for (const auto* cell : g_empty) values.push_back(cell->value);
   return values;
 }
 

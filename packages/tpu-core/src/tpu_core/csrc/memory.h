@@ -21,7 +21,7 @@ bool is_pinned(const void* ptr);
 int16_t device_of_address(const void* ptr);  // -1 where the address is not ours
 
 Cell* cell_of_address(const void* ptr);  // the live storage that starts there, or null
-std::vector<ValuePtr> live_values();     // of every storage that is not empty
+std::vector<ValuePtr> live_values();     // of every storage
 
 // Statistics: `bytes` enter (or leave) device memory; `peak` notes a program's temporaries.
 void account(int16_t device, int64_t bytes);
