@@ -30,7 +30,8 @@ _FORMS = {
     "jax3d": ("gpt", "rnn_dynamic", "accum"),
     "jax_nhwc": ("resnet18",),
     "background": ("accum",),
-    "compiled": ("mlp", "gpt", "resnet18"),
+    "compiled": ("mlp", "gpt", "resnet18", "rnn_dynamic"),
+    "inductor": ("rnn_dynamic",),
 }
 
 
@@ -101,6 +102,7 @@ def process(
         **os.environ,
         **measure.RUNNERS[runner],
         "TPU_CACHE_DIR": str(cache),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TPU_PLATFORM": "cpu",
         "JAX_PLATFORMS": "cpu",
         "OMP_NUM_THREADS": threads,

@@ -69,6 +69,9 @@ def _checks(runs: Runs) -> Iterator[tuple[str, float | None, float, bool]]:
         *(10, False),
     )
     yield "rnn_dynamic: compiles", value("rnn_dynamic", "fused", "compiles"), 10, False
+    first = ratio("rnn_dynamic", "compiled", "inductor", "first_cpu_s")
+    yield "rnn_dynamic: first sweep, compiled / inductor", first, 0.5, False
+    yield "rnn_dynamic: compiles, compiled", value("rnn_dynamic", "compiled", "compiles"), 8, False
     for name, limit in (("decode_static", 12), ("decode_growing", 30)):
         yield f"{name}: compiles", value(name, "fused", "compiles"), limit, False
         later = value(name, "fused", "compiles_later")

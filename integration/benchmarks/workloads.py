@@ -61,7 +61,9 @@ def build(name: str, device: str, compiled: bool = False) -> Job:
     model, data = materials(name)
     if model is not None:
         model.to(device)
-        if compiled:
+        if compiled and name == "rnn_dynamic":
+            model = torch.compile(model, fullgraph=True, dynamic=True)
+        elif compiled:
             model.loss = torch.compile(model.loss, fullgraph=True)
     if name == "accum":  # its batches are moved when they are used
         return Job(_accumulating(model, data, device))

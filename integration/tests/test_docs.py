@@ -53,6 +53,7 @@ def test_reference_pages_are_those_the_code_generates() -> None:
         "tutorials/bring-your-jax-function.md",
         "tutorials/plan-a-pod.md",
         "tutorials/control-flow.md",
+        "tutorials/dynamic-shapes.md",
         "reference/cache.md",
         "index.md",
         "../README.md",

@@ -191,9 +191,10 @@ class Sizes:
         """
         own: dict[Any, int] = {}
         for value, given in zip(inputs, arguments, strict=True):
+            pairs: list[tuple[Any, int]] = []
             if isinstance(value, torch.Tensor):
-                pairs = [*zip(value.shape, given.shape)]
-            else:
-                pairs = [(value, given)] if isinstance(given, int) else []
+                pairs = list(zip(value.shape, given.shape))
+            elif isinstance(given, int):
+                pairs = [(value, given)]
             own.update((size.node.expr, n) for size, n in pairs if is_symbol(size))
         return Sizes({**self._values, **own})

@@ -125,7 +125,7 @@ class Space:
             index = lax.div(index, n)
         return [(dim[0], index), *digits[::-1]]
 
-    def mask(self, x: Padded, axes: Sequence[int], value: object) -> jax.Array:
+    def mask(self, x: Padded, axes: Sequence[int], value: Any) -> jax.Array:
         """The array with ``value`` wherever an index along one of the axes is padding."""
         shape = x.array.shape
         counts = [

@@ -3,8 +3,8 @@
 A median of 5 or 6 elements takes the third, of 11 the sixth: two recordings may agree in an integer
 that is no constant. So each size is compared before it is served for the first time: its ops are
 traced, each form of an op once, and every integer in them must be what the recordings say. An op
-that stands for a graph of others sees to that itself (`outlining`), as layers repeat. What was found
-is kept on disk with the programs, so that another process traces nothing.
+that stands for a graph of others sees to that itself (`outlining`), as layers repeat. What was
+found is kept on disk with the programs, so that another process traces nothing.
 """
 
 from __future__ import annotations
