@@ -62,8 +62,8 @@ def flex_attention(
     log_total = jnp.where(nothing, -np.inf, jnp.log(total) + highest)
     weights = jnp.where(nothing[..., None], 0, weights / total[..., None])
     out = contract(cast(weights, value.dtype), value, _SCORE_VALUE)
-    statistics = (cast(s / _LOG_2, np.float32) for s in (log_total, highest))
-    return cast(out, query.dtype), *statistics
+    log_total, highest = (cast(s / _LOG_2, np.float32) for s in (log_total, highest))
+    return cast(out, query.dtype), log_total, highest
 
 
 def flex_attention_backward(

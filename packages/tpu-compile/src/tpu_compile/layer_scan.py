@@ -75,18 +75,18 @@ def scan_layers(
         _check(layers, may_differ)
         inputs = [x, *params[: n[0]], *buffers[: n[1]], *call.tensors]
         known[signature] = _trace(call, inputs, n, differentiable, remat)
-    layer = known[signature]
-    key = torch.randint(2**32, (2,), device=x.device) if layer.draws else None
+    program = known[signature]
+    key = torch.randint(2**32, (2,), device=x.device) if program.draws else None
     if differentiable:
         result: list[Tensor] = _Stack.apply(
-            layer, len(layers), key, buffers, x, *params, *call.tensors
+            program, len(layers), key, buffers, x, *params, *call.tensors
         )
     else:
         result = torch.ops.tpu_compile.layers_forward(
-            x, params, buffers, call.tensors, key, layer.key, len(layers)
+            x, params, buffers, call.tensors, key, program.key, len(layers)
         )
     each = iter(result[1:])
-    for k in layer.written:
+    for k in program.written:
         for i in range(len(layers)):
             buffers[k + i * n[1]].copy_(next(each))
     return result[0]

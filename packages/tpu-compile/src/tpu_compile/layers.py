@@ -21,7 +21,7 @@ from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_compile.draws import NUMBER, Derived, is_random
+from tpu_compile.draws import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.evaluate import call
 from tpu_compile.graphs import decompositions
 from tpu_compile.keys import key_of
@@ -272,8 +272,8 @@ def _part(stacked: jax.Array) -> list[jax.Array]:
     return list(lax.split(flat, [stacked.shape[1]] * stacked.shape[0], 0))
 
 
-def _draws(key: jax.Array | None, round_: Any) -> Derived | None:
-    return None if key is None else Derived(fold_in(key.astype(np.uint32), round_))
+def _draws(key: jax.Array | None, round_: Any) -> Draws:
+    return Words(()) if key is None else Derived(fold_in(key.astype(np.uint32), round_))
 
 
 def _forward(
