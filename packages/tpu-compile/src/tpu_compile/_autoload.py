@@ -16,6 +16,12 @@ from types import ModuleType
 
 def load() -> None:
     """Have Dynamo find the device's interface and backend, now or when it is imported."""
+    import torch
+
+    # Before TORCH_LOGS is read.
+    torch._logging._internal.register_artifact(
+        "tpu_graphs", "Graphs that torch.compile hands to device tpu.", visible=True
+    )
     missing = {}
     for name, prepare in _PREPARED.items():
         if name in sys.modules:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from tpu_compile import reports
 from tpu_compile.aliasing import Boxed, compile_apart
 from tpu_compile.graphs import compile_graph
 
 
 def compile_inference(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
     """Compile a graph without gradients."""
+    reports.graph(module, "inference")
     return _compile(module, example_inputs, _number_of_outputs(module))
 
 
@@ -21,11 +23,13 @@ def compile_forward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed
     """Compile the forward graph; behind its outputs come the tensors kept for backward."""
     metadata = torch._guards.TracingContext.get().fw_metadata
     assert metadata is not None
+    reports.graph(module, "forward")
     return _compile(module, example_inputs, metadata.num_forward_returns)
 
 
 def compile_backward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
     """Compile the backward graph; autograd copies the gradients that it returns where need be."""
+    reports.graph(module, "backward")
     return _compile(module, example_inputs, 0)
 
 

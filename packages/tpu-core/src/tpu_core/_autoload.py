@@ -20,6 +20,10 @@ def load() -> None:
     """Register the device and the module ``torch.tpu``, or stand down where that cannot work."""
     import torch
 
+    # While this is running, TORCH_LOGS has not been read yet.
+    torch._logging._internal.register_artifact(
+        "stablehlo", "StableHLO of each program that is compiled for device tpu.", visible=True
+    )
     registered = getattr(torch, "tpu", None)
     if registered is not None and registered is sys.modules.get("tpu_core.device"):
         return

@@ -177,7 +177,10 @@ class Config:
         shown="`0`",
     )
     dump_dir: Path | None = _setting(
-        "TPU_DUMP", FOLDER, "Folder that the StableHLO of every compiled program is written to."
+        "TPU_DUMP",
+        FOLDER,
+        "Folder for what is compiled: each graph of `torch.compile` as Python, and each program as "
+        "StableHLO and as XLA optimized it.",
     )
     log_level: str = _setting(
         "TPU_LOG",

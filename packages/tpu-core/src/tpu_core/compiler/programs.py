@@ -22,6 +22,7 @@ from tpu_core import _build_info, collector
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
+from tpu_core.compiler import dumps
 from tpu_core.compiler import segment as segments
 from tpu_core.compiler.background import Background
 from tpu_core.compiler.padded import PaddedPrograms
@@ -238,13 +239,14 @@ class ProgramBuilder:
             METRICS.cache_miss()
             source = "compiled"
             module = lower()
-            self._dump(key, module)
+            dumps.lowered(key, module, listing(s))
             try:
                 executable = pjrt.compile_module(module, device, self._client)
             except Exception as error:
                 raise map_xla_error(
                     error, op=self._ops(s), line=_last_line(s), stage="compile"
                 ) from error
+            dumps.compiled(key, executable)
         loaded = pjrt.load(executable, outputs, device)
         if large:
             give_back_free_memory()
@@ -318,14 +320,6 @@ class ProgramBuilder:
 
     def _manifest(self, s: Segment) -> dict[str, Any]:
         return {"ops": len(s.nodes), "names": self._ops(s), "platform": self._client.version}
-
-    def _dump(self, key: str, module: bytes) -> None:
-        folder = config().dump_dir
-        if folder is None:
-            return
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        text = pjrt.module_text(module)
-        (Path(folder) / f"{key[:16]}.stablehlo.mlir").write_text(text)
 
 
 def _last_line(s: Segment) -> str | None:

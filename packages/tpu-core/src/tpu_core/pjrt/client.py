@@ -277,6 +277,11 @@ def module_text(module: bytes) -> str:
         return str(ir.Module.parse(module))
 
 
+def optimized_text(executable: Any) -> str:
+    """What XLA made of a program, as text."""
+    return "\n\n".join(module.to_string() for module in executable.hlo_modules())
+
+
 def smoke_test(client: Client) -> None:
     """Compile, run, serialize and reload a tiny program through every private call.
 

@@ -1,0 +1,41 @@
+"""Graphs on their way to the device, for those who ask: logs, structured traces, files.
+
+``TORCH_LOGS="tpu_graphs"`` prints them, ``TORCH_TRACE`` records them for tlparse, and ``TPU_DUMP``
+writes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import torch
+from torch.fx import GraphModule
+
+from tpu_core.compiler import dumps
+
+logger = dumps.artifact_logger("tpu_graphs", "Graphs that torch.compile hands to device tpu.")
+_numbers = itertools.count()
+
+
+def graph(module: GraphModule, kind: str) -> None:
+    """Show a graph that is about to be compiled.
+
+    Args:
+        module: The graph.
+        kind: ``"inference"``, ``"forward"`` or ``"backward"``.
+    """
+
+    def text() -> str:
+        return str(module.print_readable(print_output=False, include_stride=True))
+
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    dumps.write(f"graph_{next(_numbers)}_{_file_name(compile_id)}{kind}.py", text)
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("[%s] %s graph\n%s", compile_id, kind, text())
+    dumps.trace(f"tpu_{kind}_graph", text)
+
+
+def _file_name(compile_id: object) -> str:
+    """``0/1`` as ``frame0.1_``; nothing outside of a compile, as for compiled autograd."""
+    return f"frame{str(compile_id).replace('/', '.')}_" if compile_id is not None else ""
