@@ -72,8 +72,20 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
-    boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
+    run = _run_of_tensors if _has_only_tensors(graph) else _run
+    boxed: Callable[..., Any] = make_boxed_func(functools.partial(run, graph))
     return boxed
+
+
+def _has_only_tensors(graph: Graph) -> bool:
+    made = all(isinstance(r, Node) and _is_tensor(r) for r in graph.results)
+    return made and not graph.draws and 0 < len(graph.tensors) == len(graph.inputs())
+
+
+def _run_of_tensors(graph: Graph, *args: Any) -> list[Any]:
+    GRAPHS[graph.key] = graph
+    made: list[Any] = torch.ops.tpu_compile.graph.default(args, (), (), graph.key)
+    return made
 
 
 def _run(graph: Graph, *args: Any) -> list[Any]:
