@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec
 from tpu_compile.aot.state import Leaf, ModelState, OptimizerState, Run
-from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace
+from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace, values_unknown
 
 Loss = str | Callable[..., Any] | None
 
@@ -157,18 +157,20 @@ def _batch(
     return [fake_like(flat[i], mode) for i in places], call
 
 
-def run_forward(job: Job, state: ModelState, mode: FakeTensorMode) -> None:
-    """Run a job's forward pass on fake tensors, without a graph."""
+def run_forward(
+    job: Job, state: ModelState, mode: FakeTensorMode, watching: AbstractContextManager[Any]
+) -> Any:
+    """The result of a job's forward pass on fake tensors, without a graph, within ``watching``."""
     batch, call = _batch(job, mode)
     args, kwargs = call(batch)
-    with mode, torch.no_grad(), state.swapped(state.fakes(mode)):
+    fakes = state.fakes(mode)
+    with values_unknown(), mode, torch.no_grad(), state.swapped(fakes), watching:
         if job.step is None:
-            _loss(job, args, kwargs) if job.trains else job.model(*args, **kwargs)
-            return
+            return _loss(job, args, kwargs) if job.trains else job.model(*args, **kwargs)
         try:
-            job.step(job.model, *([job.optimizer] if job.optimizer is not None else []), *args)
+            return job.step(job.model, *([job.optimizer] if job.optimizer is not None else []), *args)
         except RuntimeError:
-            pass  # there is nothing to take gradients of; the forward pass is over
+            return None  # there is nothing to take gradients of; the forward pass is over
 
 
 def _loss(job: Job, args: Any, kwargs: Any) -> torch.Tensor:

@@ -25,6 +25,7 @@ from tpu_compile.aot.capture import Captured, Job, capture, run_forward
 from tpu_compile.aot.sharding import Spec, batch_spec
 from tpu_compile.aot.state import ModelState, NotStackable, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace
+from tpu_core.errors import TpuError
 
 # Fewer layers are compiled one by one with scan="auto": XLA makes a little more of them then.
 _AUTO = 6
@@ -54,6 +55,10 @@ def capture_scanned(
         return capture(job, runs, scanning), runs, [*notes, *map(_describe, runs)]
     except (NotScanned, NotStackable) as error:
         reason = str(error)
+    except TpuError:
+        raise
+    except Exception as error:  # such as an index past the one layer that is left
+        reason = f"with one of them in their place the model raises {type(error).__name__}"
     labels = ", ".join(run.label for run in runs)
     return capture(job), [], [*notes, f"{labels} are compiled layer by layer: {reason}."]
 
@@ -78,17 +83,34 @@ class _Call:
     arguments: list[Any]
     digest: str = ""
     output: Any = None
-    is_alive: Any = None
+    is_used: bool = False
     complaint: str = ""
 
 
 @dataclass
 class _Container:
-    """Calls of a container's children, in order."""
+    """Calls of a container's children, in order, and how many run now."""
 
     prefix: str
     module: torch.nn.Module
     calls: list[_Call] = field(default_factory=list)
+    depth: int = 0
+
+
+class _Outside(TorchDispatchMode):
+    """Notes which layers' results are used by ops outside of their container."""
+
+    def __init__(self, containers: Sequence[_Container]) -> None:
+        super().__init__()
+        self._containers = containers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        used = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, torch.Tensor)]
+        for container in self._containers:
+            for call in container.calls if container.depth == 0 else ():
+                if call.output is not None and any(call.output() is tensor for tensor in used):
+                    call.is_used = True
+        return func(*args, **(kwargs or {}))
 
 
 def find(job: Job, least: int) -> tuple[list[Run], list[str]]:
@@ -102,7 +124,13 @@ def find(job: Job, least: int) -> tuple[list[Run], list[str]]:
             for name, layer in container.module._modules.items():
                 if layer is not None and "forward" not in layer.__dict__:
                     stack.enter_context(_watched(container, name, layer))
-        run_forward(job, ModelState(job.model, job.shardings, job.mesh), mode)
+        state = ModelState(job.model, job.shardings, job.mesh)
+        result = run_forward(job, state, mode, _Outside(containers))
+    for container in containers:
+        for call in container.calls[:-1]:
+            if call.output is not None and call.output() is not None:
+                call.is_used = True  # it is in the model's result
+    del result
     runs, notes = [], []
     for container in containers:
         found, complaint = _runs_of(container, least)
@@ -141,14 +169,18 @@ def _watched(container: _Container, name: str, layer: torch.nn.Module) -> Iterat
     def forward(*args: Any, **kwargs: Any) -> Any:
         for earlier in container.calls[:-1]:
             if earlier.output is not None and earlier.output() is not None:
-                earlier.complaint = earlier.complaint or "what a layer returns is used elsewhere"
+                earlier.is_used = True  # or may be: something holds it
         flat, _ = tree_flatten((args, kwargs))
         call = _Call(name, [weakref.ref(a) if isinstance(a, torch.Tensor) else a for a in flat])
         container.calls.append(call)
         recorder = _Recorder(layer, flat)
         held = {k for m in layer.modules() for k in ((id(m), n) for n in m.__dict__)}
-        with recorder:
-            result = original(*args, **kwargs)
+        container.depth += 1
+        try:
+            with recorder:
+                result = original(*args, **kwargs)
+        finally:
+            container.depth -= 1
         for m in layer.modules():
             for key, value in m.__dict__.items():
                 if (id(m), key) not in held and isinstance(value, torch.Tensor):
@@ -264,6 +296,8 @@ def _runs_of(container: _Container, least: int) -> tuple[list[Run], str]:
 def _break(before: _Call, after: _Call) -> str:
     if before.complaint:
         return before.complaint
+    if before.is_used:
+        return "what a layer returns is used elsewhere"
     if before.digest != after.digest:
         return "they differ"
     if before.output is None or after.arguments[0] is None:

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from tpu_compile.aot.sharding import Rules, Spec, spec_of
-from tpu_compile.aot.trace import fake_like
+from tpu_compile.aot.trace import fake_like, values_unknown
 from tpu_core.errors import MeshError
 
 Optimizer = torch.optim.Optimizer
@@ -225,7 +225,7 @@ class OptimizerState:
         parameters = {
             i: t.requires_grad_() for i, t in enumerate(state.fakes(mode)) if i in everything
         }
-        with mode:
+        with values_unknown(), mode:
             twin = self.twin(parameters, {})
             for p in parameters.values():
                 p.grad = torch.empty_like(p)

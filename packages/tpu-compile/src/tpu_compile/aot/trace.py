@@ -142,6 +142,23 @@ class Scopes:
         self._set("", name)
 
 
+@contextmanager
+def values_unknown() -> Iterator[None]:
+    """Reads of values in the block are errors that name the line.
+
+    Raises:
+        DataDependentError: There was one.
+    """
+    try:
+        yield
+    except _DATA_DEPENDENT as error:
+        raise DataDependentError(
+            "The program depends on the values of a tensor, and is compiled without them.",
+            values={"op": str(getattr(error, "func", "")) or str(error).splitlines()[0]},
+            line=_user_line(error),
+        ) from error
+
+
 def trace(
     function: Callable[..., Any],
     inputs: Sequence[Any],
@@ -161,15 +178,8 @@ def trace(
         UnsupportedOpError: An op has neither a lowering nor a decomposition.
     """
     remove = "mutations" if keep_views else "mutations_and_views"
-    with enable_python_dispatcher(), mode:
-        try:
-            first = make_fx(function, tracing_mode="real")(*inputs)
-        except _DATA_DEPENDENT as error:
-            raise DataDependentError(
-                "The program depends on the values of a tensor, and is compiled without them.",
-                values={"op": str(getattr(error, "func", "")) or str(error).splitlines()[0]},
-                line=_user_line(error),
-            ) from error
+    with values_unknown(), enable_python_dispatcher(), mode:
+        first = make_fx(function, tracing_mode="real")(*inputs)
         # Autograd cannot run inside functionalization: the graph it left is functionalized.
         with fx_traceback.preserve_node_meta(), torch.no_grad():
             graph = make_fx(
