@@ -78,8 +78,8 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 
 
 def _has_only_tensors(graph: Graph) -> bool:
-    made = all(isinstance(r, Node) and _is_tensor(r) for r in graph.results)
-    return made and not graph.draws and 0 < len(graph.tensors) == len(graph.inputs())
+    made = all(graph.made) and all(map(_is_tensor, graph.results))
+    return made and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
 
 
 def _run_of_tensors(graph: Graph, *args: Any) -> list[Any]:
