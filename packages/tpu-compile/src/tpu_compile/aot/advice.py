@@ -80,7 +80,7 @@ def _source(node: Node) -> Node | None:
             return current
         ahead = [a for a in current.all_input_nodes if a.meta["val"].dim() >= 2]
         scores = [a for a in ahead if a.meta["val"].shape[-2:] == current.meta["val"].shape[-2:]]
-        current = (scores or ahead or [None])[0]
+        current = next(iter(scores or ahead), None)
     return None
 
 

@@ -38,7 +38,7 @@ def constrain(value: jax.Array, spec: Spec, open_rest: bool = False) -> jax.Arra
     if mesh is None or mesh.size == 1:
         return value
     free = PartitionSpec.UNCONSTRAINED
-    whole = [*spec, *[None] * (value.ndim - len(spec))]
+    whole: list[Any] = [*spec, *[None] * (value.ndim - len(spec))]
     whole = [free if axes is None and open_rest else axes for axes in whole]
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, PartitionSpec(*whole)))
 

@@ -157,6 +157,18 @@ def _batch(
     return [fake_like(flat[i], mode) for i in places], call
 
 
+class _Idle:
+    """Stands in for the optimizer where only the forward pass matters."""
+
+    param_groups: Sequence[Any] = ()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+
 def run_forward(
     job: Job, state: ModelState, mode: FakeTensorMode, watching: AbstractContextManager[Any]
 ) -> Any:
@@ -168,7 +180,8 @@ def run_forward(
         if job.step is None:
             return _loss(job, args, kwargs) if job.trains else job.model(*args, **kwargs)
         try:
-            return job.step(job.model, *([job.optimizer] if job.optimizer is not None else []), *args)
+            optimizer = [_Idle()] if job.optimizer is not None else []
+            return job.step(job.model, *optimizer, *args, **kwargs)
         except RuntimeError:
             return None  # there is nothing to take gradients of; the forward pass is over
 

@@ -7,6 +7,7 @@ same ops. What cannot be shown to be so is compiled layer by layer, and a note s
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
 from collections import Counter
@@ -455,20 +456,27 @@ def _trace_layer(
         return joint(*values)[1:]
 
     carry, specs = _specs(job, state, run, tensors[0])
-    common = (constants, run.remat, carry, specs)
-    key, length = scans.new_key(), len(run.names)
+    make = functools.partial(
+        scans.LayerProgram,
+        scans.new_key(),
+        len(run.names),
+        constants=constants,
+        is_recomputed=run.remat,
+        carry_spec=carry,
+        specs=specs,
+    )
     if not any(wanted):
         graph = trace(forward, inputs, mode)
-        return scans.LayerProgram(key, length, graph, None, (), (), *common)
+        return make(graph, None, (), ())
     with_gradient = [*inputs, fake_like(inputs[0], mode)]
     if run.remat:
         graph = trace(forward, inputs, mode)
         again = trace(backward, with_gradient, mode)
         kept = tuple(range(len(inputs)))
-        return scans.LayerProgram(key, length, graph, again, kept, grads, *common)
+        return make(graph, again, kept, grads)
     both = trace(joint, with_gradient, mode, keep_views=True)
     parts = scans.partition(both, len(inputs))
-    return scans.LayerProgram(key, length, *parts, grads, *common)
+    return make(*parts, grads)
 
 
 def _specs(job: Job, state: ModelState, run: Run, x: torch.Tensor) -> tuple[Spec, tuple[Spec, ...]]:

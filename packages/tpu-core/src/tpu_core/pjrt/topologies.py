@@ -62,7 +62,7 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
     # A slice of less than a host has to say so.
     single = {"chips_per_host_bounds": [1, 1, 1]} if set(shape) == {"1"} else {}
     description = topologies.get_topology_desc(platform="tpu", topology_name=topology, **single)
-    devices = description.devices
+    devices: Any = description.devices
     client = devices[0].client
     executable = client.compile(
         _parse(module),
