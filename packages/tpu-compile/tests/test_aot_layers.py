@@ -9,7 +9,8 @@ import torch
 import torch.nn as nn
 
 from tpu_compile.aot.capture import Job
-from tpu_compile.aot.layers import capture_scanned, find
+from tpu_compile.aot.layers import capture_scanned
+from tpu_compile.aot.repeated import find
 from tpu_core import lowering, runtime
 from tpu_core.errors import DataDependentError, MeshError
 
