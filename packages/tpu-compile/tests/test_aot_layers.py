@@ -10,7 +10,7 @@ import torch.nn as nn
 
 from tpu_compile.aot.capture import Job
 from tpu_compile.aot.layers import capture_scanned
-from tpu_compile.aot.repeated import find
+from tpu_compile.aot.repeats import find
 from tpu_core import lowering, runtime
 from tpu_core.errors import DataDependentError, MeshError
 

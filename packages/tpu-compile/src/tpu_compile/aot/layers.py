@@ -1,4 +1,7 @@
-"""Traces one of several equal layers for all of them, see `tpu_compile.aot.repeated`."""
+"""Traces a job with its equal layers as loops: one layer is traced for all of a run.
+
+What cannot be scanned after all is compiled layer by layer, and a note says why.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpu_compile.aot import scan as scans
 from tpu_compile.aot.capture import Captured, Job, capture
-from tpu_compile.aot.repeated import NotScanned, find
+from tpu_compile.aot.repeats import find
 from tpu_compile.aot.sharding import Spec, batch_spec
 from tpu_compile.aot.state import ModelState, NotStackable, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace
@@ -60,6 +63,10 @@ def capture_scanned(
 def _describe(run: Run) -> str:
     kept = "their inputs alone are kept" if run.remat else "a loop compiles as fast as one of them"
     return f"The {len(run.names)} layers {run.label} are compiled as one loop: {kept}."
+
+
+class NotScanned(Exception):
+    """Layers that seemed equal cannot be scanned after all; the text says why."""
 
 
 @contextmanager

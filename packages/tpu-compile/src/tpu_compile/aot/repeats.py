@@ -1,8 +1,8 @@
 """Finds equal layers that follow each other.
 
-The model runs once on fake tensors with every candidate watched: layers are scanned if each is
-called once, each takes what the one before returned, nothing else of them is used, and all do the
-same ops. What cannot be shown to be so is compiled layer by layer, and a note says why.
+The model runs once on fake tensors with every candidate watched: layers can be scanned if each is
+called once, each takes what the one before returned, nothing else uses that, and all do the same
+ops. What cannot be shown to be so is left, and a note says why.
 """
 
 from __future__ import annotations
@@ -22,15 +22,6 @@ from torch.utils._pytree import tree_flatten
 from tpu_compile.aot.capture import Job, run_forward
 from tpu_compile.aot.state import ModelState, Run
 from tpu_compile.aot.trace import fake_mode
-
-# Fewer layers are compiled one by one with scan="auto": XLA makes a little more of them then.
-
-
-class NotScanned(Exception):
-    """Layers that seemed equal cannot be scanned after all; the text says why."""
-
-
-# --- finding them
 
 
 @dataclass
@@ -279,6 +270,3 @@ def _run(container: _Container, calls: Sequence[_Call]) -> Run:
     layers = [container.module._modules[c.name] for c in calls]
     wants = [bool(getattr(m, "gradient_checkpointing", False)) and m.training for m in layers if m]
     return Run(container.prefix, tuple(c.name for c in calls), all(wants), all(wants))
-
-
-# --- tracing them
