@@ -259,7 +259,8 @@ def test_another_process_compiles_nothing(tmp_path: Path) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         counts.append(int(done.stdout))
-    assert counts == [3, 0]
+    # For 5 and for 20; what serves 20 serves 9, too.
+    assert counts == [2, 0]
 
 
 def test_counts_of_elements_share_programs() -> None:

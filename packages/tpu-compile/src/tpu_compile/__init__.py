@@ -1,18 +1,21 @@
-"""torch.compile for device ``tpu``, plugged into torch by entry points, and `aot`."""
+"""torch.compile for device ``tpu``, plugged into torch by entry points, `aot` and `scan_layers`."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from tpu_compile._version import __version__ as __version__
-from tpu_compile.layer_scan import scan_layers as scan_layers
 
 __all__ = ["__version__", "aot", "scan_layers"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aot":  # imports jax
-        import importlib
-
+    # Imported when they are asked for: `tpu_compile.export` is read where there is no PyTorch.
+    if name == "aot":
         return importlib.import_module("tpu_compile.aot")
+    if name == "scan_layers":
+        found = importlib.import_module("tpu_compile.layer_scan").scan_layers
+        globals()[name] = found
+        return found
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -45,7 +45,7 @@ def constrain(value: jax.Array, spec: Spec, open_rest: bool = False) -> jax.Arra
 
 def scope(node: Node) -> AbstractContextManager[Any]:
     """Names op and module in XLA's metadata: ``backward(blocks.0.up)/mm``."""
-    if str(node.target).startswith("tpu_compile.layers"):
+    if str(node.target).startswith("tpu_compile.planned_layers"):
         return nullcontext()  # what is in the loop has names of its own
     custom = node.meta.get("custom", {})
     module, phase = custom.get("module", ""), custom.get("phase", "")

@@ -26,7 +26,8 @@ from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register
 from tpu_core.recorder.compute import run_graph
 
-_FORWARD, _BACKWARD = "tpu_compile.layers.default", "tpu_compile.layers_backward.default"
+_FORWARD = "tpu_compile.planned_layers.default"
+_BACKWARD = "tpu_compile.planned_layers_backward.default"
 _libraries: list[torch.library.Library] = []  # an op ends with its library
 _numbers = itertools.count()
 
@@ -100,7 +101,7 @@ class Layers(torch.autograd.Function):
         ctx: Any, program: LayerProgram, seed: torch.Tensor | None, x: Any, *rest: Any
     ) -> Any:
         constants, stacked = rest[: program.constants], rest[program.constants :]
-        y, *saved = torch.ops.tpu_compile.layers(x, constants, stacked, seed, program.key)
+        y, *saved = torch.ops.tpu_compile.planned_layers(x, constants, stacked, seed, program.key)
         ctx.program, ctx.saved = program, len(saved)
         ctx.save_for_backward(*saved, *rest, *([] if seed is None else [seed]))
         return y
@@ -113,7 +114,7 @@ class Layers(torch.autograd.Function):
         count = program.constants + len(program.specs)
         seed = rest[count] if len(rest) > count else None
         constants, stacked = rest[: program.constants], rest[program.constants : count]
-        made = torch.ops.tpu_compile.layers_backward(
+        made = torch.ops.tpu_compile.planned_layers_backward(
             saved, constants, stacked, grads[0].contiguous(), seed, program.key
         )
         given: list[Any] = [None] * (1 + count)
@@ -127,14 +128,15 @@ def define() -> None:
     """Define the ops, what they return, and their lowerings."""
     library = torch.library.Library("tpu_compile", "FRAGMENT")
     library.define(
-        "layers(Tensor x, Tensor[] constants, Tensor[] stacked, Tensor? seed, str key) -> Tensor[]"
+        "planned_layers(Tensor x, Tensor[] constants, Tensor[] stacked, Tensor? seed, str key) "
+        "-> Tensor[]"
     )
     library.define(
-        "layers_backward(Tensor[] saved, Tensor[] constants, Tensor[] stacked, Tensor grad, "
-        "Tensor? seed, str key) -> Tensor[]"
+        "planned_layers_backward(Tensor[] saved, Tensor[] constants, Tensor[] stacked, "
+        "Tensor grad, Tensor? seed, str key) -> Tensor[]"
     )
-    library.impl("layers", _forward_meta, "Meta")
-    library.impl("layers_backward", _backward_meta, "Meta")
+    library.impl("planned_layers", _forward_meta, "Meta")
+    library.impl("planned_layers_backward", _backward_meta, "Meta")
     _libraries.append(library)
     if _FORWARD not in REGISTRY:
         register(_FORWARD, _lower_forward)
