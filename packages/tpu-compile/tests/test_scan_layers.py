@@ -246,7 +246,7 @@ def differing() -> Iterator[tuple[str, nn.ModuleList]]:
     yield "layer 0: training: True\n  layer 1: training: False", layers
 
 
-@pytest.mark.parametrize(("message", "layers"), differing())
+@pytest.mark.parametrize(("message", "layers"), list(differing()))
 def test_layers_that_differ(message: str, layers: nn.ModuleList) -> None:
     with pytest.raises(ValueError, match=message):
         scan_layers(layers.to("tpu"), torch.ones(2, 8, device="tpu"))
