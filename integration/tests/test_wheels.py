@@ -84,6 +84,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "tpu_core.modes fused False",
         "torch.backends tpu_compile True",
         "torch_dynamo_backends tpu True",
+        "tpu_core.cli aot True",
         "tpu_core.device_modules pallas False",
         "torch.backends tpu_distributed True",
     ]
