@@ -11,12 +11,13 @@ from torch.fx import GraphModule
 from tpu_compile import reports
 from tpu_compile.aliasing import Boxed, compile_apart
 from tpu_compile.graphs import compile_graph
+from tpu_compile.lookup import outputs
 
 
 def compile_inference(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
     """Compile a graph without gradients."""
     reports.graph(module, "inference")
-    return _compile(module, example_inputs, _number_of_outputs(module))
+    return _compile(module, example_inputs, len(outputs(module)))
 
 
 def compile_forward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
@@ -39,8 +40,3 @@ def _compile(module: GraphModule, example_inputs: Sequence[Any], visible: int) -
     # Constants in the graph have values, which are read.
     with unset_fake_temporarily():
         return compile_apart(module, visible, lambda g: compile_graph(g, example_inputs))
-
-
-def _number_of_outputs(module: GraphModule) -> int:
-    (outputs,) = module.graph.output_node().args
-    return len(outputs) if isinstance(outputs, (tuple, list)) else 1

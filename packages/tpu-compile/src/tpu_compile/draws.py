@@ -129,7 +129,8 @@ class Seeds:
             node: Makes the state, see `tpu_compile.random_states`.
             words: Of this call.
         """
-        taken = words[self._nodes.index(node.args[0])]  # type: ignore[arg-type]  # a node
+        drawn: Any = node.args[0]
+        taken = words[self._nodes.index(drawn)]
         return torch.tensor(taken, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Target
@@ -39,7 +41,7 @@ def subgraphs(node: Node) -> list[GraphModule]:
     return [module for module in found if module is not None]
 
 
-def outputs(module: GraphModule) -> list[object]:
+def outputs(module: GraphModule) -> list[Any]:
     """What a graph returns: nodes, numbers and None."""
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     result = output.args[0]

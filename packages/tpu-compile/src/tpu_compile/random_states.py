@@ -23,7 +23,7 @@ _RESTORES = torch.ops.higher_order.run_with_rng_state
 
 def state_of(drawn: Any) -> Any:
     """In a graph, the random state that an op took. It is a mark; nobody calls it."""
-    raise NotImplementedError("A random state is known to the caller of a graph alone.")
+    raise RuntimeError("A random state is known to the caller of a graph alone.")
 
 
 def drawn_op(node: Node) -> Any:

@@ -42,4 +42,5 @@ def _add_gloo_for_cpu_tensors() -> None:
         if set(chosen) == {"tpu"} and chosen["tpu"] in NAMES and ":" not in str(backend):
             chosen["cpu"] = c10d.Backend.GLOO
 
-    c10d.BackendConfig.__init__ = init  # type: ignore[method-assign]
+    # PyTorch has no other place to say that tensors on the CPU go by gloo.
+    c10d.BackendConfig.__init__ = init  # type: ignore[method-assign]  # on purpose

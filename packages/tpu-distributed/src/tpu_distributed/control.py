@@ -158,7 +158,7 @@ class Control:
         key = f"failed/{self.sequence}"
         try:
             self._store.set(f"{key}/{self.rank}", b"1")
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # those that do not come are the answer
                 self._store.wait(
                     [f"{key}/{r}" for r in range(self.size)], timedelta(seconds=_EXPLAIN_SECONDS)
                 )
@@ -172,7 +172,7 @@ class Control:
         self._store.set(f"{key}/{self.rank}", f"{call} at {line}" if line else str(call))
         calls = {}
         for r in range(self.size):
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # one that is gone is left out
                 self._store.wait([f"{key}/{r}"], timedelta(seconds=_EXPLAIN_SECONDS))
                 calls[f"rank {r}"] = self._store.get(f"{key}/{r}").decode()
         what = f"Ranks of group '{self.name}' called different collectives."

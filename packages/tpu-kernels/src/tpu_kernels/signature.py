@@ -103,7 +103,7 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     if not inspect.isroutine(target) and not isinstance(target, type):
         target = type(target).__call__
     names = dict(getattr(target, "__globals__", {}))
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError):  # a callable that is no Python function
         names.update(inspect.getclosurevars(target).nonlocals)
     return {k: _hint(v, names) for k, v in getattr(target, "__annotations__", {}).items()}
 
@@ -113,7 +113,7 @@ def _hint(annotation: Any, names: dict[str, Any]) -> Any:
         return annotation
     try:
         return eval(annotation, names)
-    except Exception:
+    except Exception:  # evaluating the user's text may raise anything
         # A name for type checkers alone: a pytree takes whatever it is.
         return jax.Array if annotation in ("Array", "ArrayLike", "jax.Array") else Any
 

@@ -63,11 +63,13 @@ def _head_dims(graphs: Sequence[GraphModule]) -> Iterator[str]:
 def _head_dim(node: Node) -> Iterator[int]:
     name = str(node.target)
     if "scaled_dot_product" in name and "backward" not in name:
-        yield int(node.args[0].meta["val"].shape[-1])  # type: ignore[union-attr]  # the query
+        query: Any = node.args[0]
+        yield int(query.meta["val"].shape[-1])
     if name.split(".")[1:2] != [] and name.split(".")[1] in _SOFTMAX:
         product = _source(node)
         if product is not None:
-            yield int(product.args[0].meta["val"].shape[-1])  # type: ignore[union-attr]  # its left side
+            left: Any = product.args[0]
+            yield int(left.meta["val"].shape[-1])
 
 
 def _source(node: Node) -> Node | None:

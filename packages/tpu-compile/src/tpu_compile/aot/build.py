@@ -19,6 +19,7 @@ from tpu_compile.aot.process import Outcome
 from tpu_compile.aot.scan import scans_of
 from tpu_compile.aot.sharding import shard_shape
 from tpu_compile.aot.state import Leaf, Run
+from tpu_compile.lookup import outputs
 from tpu_core.errors import TopologyCompilationError
 
 _NEEDED = re.compile(
@@ -57,7 +58,7 @@ def build(
     cost = costs.analyse(module, outcome.cost or {}) if module else None
     line = costs.roofline(cost, chip) if cost else None
     taken = set(captured.aliases.values())
-    made = [n.meta["val"] for n in _results(captured.graph)]
+    made = [n.meta["val"] for n in outputs(captured.graph)]
     fresh = [
         (name, tuple(value.shape), _dtype(value.dtype))
         for i, (name, value) in enumerate(zip(captured.outputs, made))
@@ -165,11 +166,6 @@ def _largest(module: hlo.Module, most: int = 8) -> tuple[Temporary, ...]:
                 found[key] = max(found.get(key, 0), shape.padded_bytes)
     ranked = sorted(found.items(), key=lambda item: -item[1])[:most]
     return tuple(Temporary(shape, size, where) for (shape, where), size in ranked)
-
-
-def _results(graph: GraphModule) -> list[Node]:
-    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
-    return list(output.args[0])  # type: ignore[arg-type]  # a list of nodes
 
 
 def _model_flops(graph: GraphModule) -> float:

@@ -184,8 +184,8 @@ def _trace_layer(
         with torch.no_grad():
             return [layer(values)]
 
-    def joint(*values: torch.Tensor) -> list[torch.Tensor]:
-        *values, g = values  # type: ignore[assignment]  # a list from here on
+    def joint(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        *values, g = inputs
         leaves = [v.detach().requires_grad_(w) for v, w in zip(values, wanted)]
         y = layer(leaves)
         scopes.name_backward([y])
@@ -230,14 +230,15 @@ def _specs(job: Job, state: ModelState, run: Run, x: torch.Tensor) -> tuple[Spec
 @contextmanager
 def _holding(layer: torch.nn.Module, values: dict[str, torch.Tensor]) -> Iterator[None]:
     """A layer with other tensors in its parameters and buffers, by name."""
-    kept = []
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for prefix, module in layer.named_modules():
-        for table in (module._parameters, module._buffers):
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
             kept.append((table, dict(table)))
             for name in table:
                 full = f"{prefix}.{name}" if prefix else name
                 if full in values:
-                    table[name] = values[full]  # type: ignore[assignment]  # a plain tensor serves
+                    table[name] = values[full]
     try:
         yield
     finally:

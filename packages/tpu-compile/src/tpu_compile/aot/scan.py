@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from tpu_compile.aot.annotations import constrain, scope
 from tpu_compile.aot.sharding import Spec
-from tpu_compile.lookup import lowering_of
+from tpu_compile.lookup import lowering_of, outputs
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register
 from tpu_core.recorder.compute import run_graph
@@ -165,8 +165,7 @@ def _backward_meta(
 
 
 def _results(graph: GraphModule) -> list[torch.Tensor]:
-    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
-    return [n.meta["val"] for n in output.args[0]]  # type: ignore[union-attr]  # a list of nodes
+    return [n.meta["val"] for n in outputs(graph)]
 
 
 def _lower_forward(

@@ -10,6 +10,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
@@ -73,7 +74,8 @@ def spec_of(name: str, tensor: torch.Tensor, rules: Rules, mesh: Mapping[str, in
     shape = tuple(tensor.shape)
     placements = getattr(tensor, "placements", None)
     if placements is not None:
-        axes = tensor.device_mesh.mesh_dim_names or tuple(mesh)  # type: ignore[attr-defined]  # of a DTensor
+        placed: Any = tensor  # a DTensor, whose module is not imported to ask
+        axes = placed.device_mesh.mesh_dim_names or tuple(mesh)
         rule: Rule | None = dict(zip(axes, placements))
     else:
         rule = find_rule(name, shape, rules, mesh)

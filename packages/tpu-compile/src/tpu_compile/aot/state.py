@@ -165,12 +165,13 @@ class ModelState:
         """
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for prefix, module in self.model.named_modules():
-            for table in (module._parameters, module._buffers):
+            tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for table in tables:
                 kept.append((table, dict(table)))
                 for name, tensor in table.items():
                     full = f"{prefix}.{name}" if prefix else name
                     if tensor is not None and self.owners[full] not in self.stacks:
-                        table[name] = values[self.owners[full]]  # type: ignore[assignment]  # a plain tensor serves
+                        table[name] = values[self.owners[full]]
         try:
             yield
         finally:
