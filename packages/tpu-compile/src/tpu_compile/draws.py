@@ -67,7 +67,7 @@ def is_random(node: Node) -> bool:
         return False
     entry = lowering_of(node.target)
     if entry is not None:
-        return entry.random
+        return entry.draws(node.args, node.kwargs)
     return any(map(_draws, subgraphs(node)))
 
 

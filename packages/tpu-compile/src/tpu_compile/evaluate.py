@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tpu_compile.control_flow import LOWERINGS, Call
-from tpu_compile.draws import Draws
+from tpu_compile.draws import Draws, is_random
 from tpu_compile.lookup import lowering_of, outputs, subgraph
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
@@ -86,7 +86,7 @@ def _call(node: Node, values: Mapping[Node, Any], sizes: Sizes, draws: Draws) ->
     op: Any = node.target
     entry = lowering_of(op)
     if entry is not None:
-        key = draws.key(node) if entry.random else None
+        key = draws.key(node) if is_random(node) else None
         return call_node(node, entry, values, key, sizes.value)
     args: Any = map_arg(node.args, values.__getitem__)
     kwargs: Any = map_arg(node.kwargs, values.__getitem__)

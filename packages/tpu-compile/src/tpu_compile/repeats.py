@@ -36,7 +36,7 @@ def repeats(module: GraphModule, symbols: Symbols) -> dict[Node, Node]:
     same: dict[Node, Node] = {}
     for node in module.graph.nodes:
         entry = lowering_of(node.target) if node.op == "call_function" else None
-        if entry is None or entry.random:
+        if entry is None or entry.draws(node.args, node.kwargs):
             continue
         named = (f"{k}={form(v)}" for k, v in node.kwargs.items())
         written = (entry.op, *map(form, node.args), *named, form(node.meta.get("val")))

@@ -12,8 +12,8 @@ from tpu_core import modes
 from tpu_core.compiler import padded, promotion
 from tpu_core.metrics import METRICS
 
-# As many sizes of the bucket 96 as run in one of 256: each wastes 256 / 96 - 1 runs.
-SERVED = range(66, 66 + int(promotion.RUNS / (256 / 96 - 1)))
+# As many sizes of the bucket 96 as run in one of 256: each wastes 1 - 96 / 256 of a run.
+SERVED = range(66, 66 + int(promotion.WASTED_RUNS / (1 - 96 / 256)))
 # Each test has a program of its own: what is known of one lasts as long as the process.
 _lengths = itertools.count(1)
 

@@ -130,4 +130,4 @@ def _without_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 def _is_random(node: torch.fx.Node) -> bool:
     entry = REGISTRY.get(str(node.target)) if node.op == "call_function" else None
-    return entry is not None and entry.random
+    return entry is not None and entry.draws(node.args, node.kwargs)

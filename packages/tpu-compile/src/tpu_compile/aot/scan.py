@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from tpu_compile.aot.annotations import constrain, scope
 from tpu_compile.aot.sharding import Spec
+from tpu_compile.draws import is_random
 from tpu_compile.lookup import lowering_of, outputs
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register
@@ -237,8 +238,7 @@ def _run(
 
 def draws(graph: GraphModule) -> bool:
     """Whether a graph draws random numbers."""
-    entries = (lowering_of(n.target) for n in graph.graph.nodes if n.op == "call_function")
-    return any(entry is not None and entry.random for entry in entries)
+    return any(map(is_random, graph.graph.nodes))
 
 
 def partition(joint: GraphModule, inputs: int) -> tuple[GraphModule, GraphModule, tuple[int, ...]]:

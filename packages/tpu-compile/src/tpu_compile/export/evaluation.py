@@ -158,7 +158,7 @@ def _value(node: Node, values: dict[Node, Any], size: Callable[[Any], Any]) -> A
         return _attention(*given[0], **given[1])
     entry = lowering_of(node.target)
     assert entry is not None
-    if entry.random:
+    if entry.draws(node.args, node.kwargs):
         raise ValueError(_NO_SEED)
     if node.target in _SYMBOLIC and _is_symbolic(node):
         shape = tuple(map(size, node.meta["val"].shape))

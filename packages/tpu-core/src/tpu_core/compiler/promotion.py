@@ -15,6 +15,7 @@ from tpu_core.compiler.reasons import Reason
 from tpu_core.padding.arrays import PaddedArray
 
 RUNS = 32  # of a size; after them it recurs
+WASTED_RUNS = 8  # in a larger bucket, that a smaller one would have saved
 _SHARE = 8  # It is at least one of so many runs of its family,
 _WASTE = 8  # the padding one part of so many,
 _MOST = 4  # and so many others of the family have a program of their own at most.
@@ -47,14 +48,14 @@ class Recurring:
         """Whether runs in the larger bucket ``used`` have cost enough for a program of ``wanted``.
 
         Example:
-            >>> Recurring().outgrew((64,), (64 * 40,))
-            True
+            >>> Recurring().outgrew((64,), (128,))
+            False
         """
-        return self._wasted.get(wanted, 0.0) + _excess(wanted, used) > RUNS
+        return self._wasted.get(wanted, 0.0) + _wasted(wanted, used) > WASTED_RUNS
 
     def count_in(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> None:
         """Count a run, in the bucket ``used``, of what the bucket ``wanted`` is for."""
-        self._wasted[wanted] = self._wasted.get(wanted, 0.0) + _excess(wanted, used)
+        self._wasted[wanted] = self._wasted.get(wanted, 0.0) + _wasted(wanted, used)
 
     def counter(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> Counter:
         """A counter of the runs of one size."""
@@ -75,9 +76,9 @@ class Recurring:
         self._own[key] = Reason(f"{subject} own program instead of one padded to {padded}", None)
 
 
-def _excess(wanted: Sequence[int], used: Sequence[int]) -> float:
-    """What a run in a larger bucket costs more, in runs in its own."""
-    return math.prod(used) / max(math.prod(wanted), 1) - 1
+def _wasted(wanted: Sequence[int], used: Sequence[int]) -> float:
+    """The part of a run in a larger bucket that one in its own would not take."""
+    return 1 - math.prod(wanted) / math.prod(used)
 
 
 class Counter:

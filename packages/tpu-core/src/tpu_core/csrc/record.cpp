@@ -246,6 +246,7 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->write_only = info["write_only"].cast<bool>();
   for (auto r : info["returns"]) d->returns.push_back(r.cast<int>());
   d->random = info["random"].cast<bool>();
+  d->chance = info["chance"].cast<int>();
   d->scalar_operands = info["scalar_operands"].cast<bool>();
   d->host_operands = info["host_operands"].cast<bool>();
   d->precision = info["precision"].cast<bool>();
@@ -390,7 +391,7 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
       continue;
     }
     if (settle_operands(c, trace, lock)) continue;
-    if (d.random) {
+    if (d.random && (d.chance < 0 || args[d.chance].toDouble() != 0)) {
       add_seed(c, d, args, n);
       TORCH_INTERNAL_ASSERT(signature->packs.size() + 4 == c.packs.size());
     }

@@ -22,6 +22,7 @@ struct OpDescription {
   bool write_only = false;       // mutated arguments are overwritten without being read
   std::vector<int> returns;      // >= 0: alias of that argument; -1: new tensor; -2: new list; -3: int
   bool random = false;
+  int chance = -1;               // argument that is 0 where a call of a random op draws nothing
   bool scalar_operands = false;  // 0-d CPU tensors may stand for numbers
   bool host_operands = false;    // CPU tensors in lists (of indices) are moved to the device
   bool precision = false;        // depends on the float32 matmul precision

@@ -390,12 +390,6 @@ at::Tensor& arange_out(
 
 void record_stream(at::Tensor&, at::Stream) {}  // one ordered queue a device
 
-int64_t fused_sdp_choice(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
-    bool, std::optional<double>, bool) {
-  return static_cast<int64_t>(at::SDPBackend::overrideable);
-}
-
 }  // namespace
 
 at::Tensor to_device(const at::Tensor& cpu, int16_t device) {
@@ -439,7 +433,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("is_set_to", &is_set_to);
   m.impl("arange.start_out", &arange_out);
   m.impl("record_stream", &record_stream);
-  m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
 }
 

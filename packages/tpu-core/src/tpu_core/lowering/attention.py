@@ -72,7 +72,7 @@ def _finite(x: jax.Array) -> jax.Array:
 @lowering(
     "aten._scaled_dot_product_fused_attention_overrideable.default",
     static=("dropout_p",),
-    random=True,
+    random="dropout_p",
 )
 def attention(
     query: jax.Array,
@@ -86,7 +86,10 @@ def attention(
     scale: Any = None,
     key: jax.Array | None = None,
 ) -> tuple[Any, ...]:
-    """The key of the dropout travels to the backward pass as ``philox_seed, philox_offset``."""
+    """The key of the dropout travels to the backward pass as ``philox_seed, philox_offset``.
+
+    ``max_q`` and ``max_k`` are None: numbers are the meta function's to give.
+    """
     q, k, v = _four_dims(query), _four_dims(key_), _four_dims(value)
     s = _scores(q, k, attn_bias, is_causal, scale)
     top = _finite(jnp.max(s, axis=-1, keepdims=True, initial=-np.inf))
@@ -98,9 +101,8 @@ def attention(
         p = _drop(p, _keep(key, dropout_p, p.shape), dropout_p)
     out = contract(_fold(cast(p, v.dtype), k.shape[1]), v, _SCORE_VALUE)
     out = out.reshape(*query.shape[:-1], v.shape[-1])
-    unused = key is None or dropout_p == 0
-    seed = jnp.zeros((2,), np.int64) if unused else cast(key, np.int64)
-    return out, logsumexp, None, None, q.shape[2], k.shape[2], seed[0], seed[1], None
+    seed = jnp.zeros((2,), np.int64) if key is None else cast(key, np.int64)
+    return out, logsumexp, None, None, None, None, seed[0], seed[1], None
 
 
 @lowering(

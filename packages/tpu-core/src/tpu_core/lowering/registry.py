@@ -29,7 +29,7 @@ Calling convention of a lowering
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class Lowering:
         family: The file that holds it (``"pointwise"``, ``"reduction"``, ...).
         static: Names of number arguments that are compiled in rather than passed at run time.
         random: Whether ``fn`` takes a ``key``.
+        chance: Position and name of the number that is 0 in a call of a random op that draws
+            nothing, or None where each call draws.
         wants_out: Whether ``fn`` takes ``out``.
         location: ``file:line`` of the registration, for error messages and the docs.
         wants_contiguous: Whether ``fn`` takes ``contiguous``.
@@ -59,6 +61,19 @@ class Lowering:
     location: str
     wants_contiguous: bool = False
     identity: Callable[..., str] | None = None
+    chance: tuple[int, str] | None = None
+
+    def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments draws random numbers; ``key`` is None if it does not.
+
+        Args:
+            args: Positional arguments of the overload.
+            kwargs: Its keyword arguments.
+        """
+        if self.chance is None:
+            return self.random
+        position, name = self.chance
+        return (args[position] if position < len(args) else kwargs.get(name, 0)) != 0
 
 
 class Registry:
@@ -97,7 +112,7 @@ def register(
     fn: Callable[..., Any],
     *,
     static: tuple[str, ...] = (),
-    random: bool = False,
+    random: bool | str = False,
     location: str | None = None,
     identity: Callable[..., str] | None = None,
 ) -> None:
@@ -107,7 +122,8 @@ def register(
         op: Full overload name, namespace included; the overload ``default`` is spelled out.
         fn: See the module's docstring for what it is called with.
         static: Number arguments that must be Python values.
-        random: Whether the op draws random numbers; ``fn`` is then called with ``key=``.
+        random: Whether the op draws random numbers; ``fn`` is then called with ``key=``. The name
+            of a number: it draws unless that is 0.
         location: ``file:line`` shown in errors and docs; the definition of ``fn`` unless given.
         identity: For an op whose name and arguments do not say what it computes: a text, the same
             in every process, that becomes part of the keys of its programs. It is called with the
@@ -122,23 +138,25 @@ def register(
     where = location or (f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn))
     family = where.rsplit("/", 1)[-1].split(".py", 1)[0]
     parameters = inspect.signature(fn).parameters
+    chance = (list(parameters).index(random), random) if isinstance(random, str) else None
     REGISTRY.add(
         Lowering(
             op,
             fn,
             family,
             frozenset(static),
-            random,
+            bool(random),
             "out" in parameters,
             where,
             "contiguous" in parameters,
             identity,
+            chance,
         )
     )
 
 
 def lowering(
-    *ops: str, static: tuple[str, ...] = (), random: bool = False
+    *ops: str, static: tuple[str, ...] = (), random: bool | str = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator form of `register`; several overloads may share a function.
 

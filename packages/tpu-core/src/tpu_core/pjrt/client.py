@@ -166,7 +166,7 @@ def _from_numpy(host: np.ndarray[Any, Any]) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         tensor = torch.from_numpy(host)
-    _warned = True
+    _warned = not host.flags.writeable
     return tensor
 
 

@@ -160,7 +160,7 @@ def run_graph(
             if entry is None:
                 raise LookupError(f"{node.target} has no lowering.")
             own_key = None
-            if entry.random:
+            if entry.draws(node.args, node.kwargs):
                 own_key = fold_in(key, draws)
                 draws += 1
             with scope(node):

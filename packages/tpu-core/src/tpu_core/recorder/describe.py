@@ -135,6 +135,7 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
         "write_only": is_out_variant(op) or overload_name(op) in OVERWRITING,
         "returns": returns or [],
         "random": bool(entry and entry.random) or (decomposed and meta.is_random(op)),
+        "chance": entry.chance[0] if entry and entry.chance else -1,
         "scalar_operands": takes_scalars(op, entry),
         "host_operands": bool(entry and entry.op in _HOST_OPS),
         "precision": decomposed or family in _PRECISION_FAMILIES,

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
@@ -53,6 +54,34 @@ class MetaTensors(Twins):
 # reaches it; meta functions written in Python shadow it under the meta key, with other words and
 # fewer checks.
 _ANY_BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
+
+
+class _GeometryAlone(TorchDispatchMode):
+    """Leaves the ``out=`` overload out.
+
+    Under the meta key it may be a reference in Python, whose first call imports Dynamo: a second.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it means to import it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        outs = [kwargs[a.name] for a in func._schema.arguments if a.is_out]
+        if not outs:
+            return func(*args, **kwargs)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _is_checked(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether the ``out=`` overload has nothing to complain of once the geometry is known."""
+    if overload_name(op) == "aten.addmm.default":
+        bias, _, matrix = args[:3]
+        return bias.dim() == 1 and bias.size(0) in (1, matrix.size(-1))
+    return torch.Tag.pointwise in op.tags
 
 
 @functools.cache
@@ -146,9 +175,9 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
             elif (kinds := distinct_items(op, positional)) is not None:
                 result = _of_each(target, positional, keywords, kinds)
             elif _has_structured_kernel(target.name()):
-                result = target.redispatch(
-                    _ANY_BACKEND, *map(_wrap, target._schema.arguments, positional), **keywords
-                )
+                wrapped = [*map(_wrap, target._schema.arguments, positional)]
+                with _GeometryAlone() if _is_checked(op, args) else nullcontext():
+                    result = target.redispatch(_ANY_BACKEND, *wrapped, **keywords)
             else:
                 result = target(*positional, **keywords)
         except NotImplementedError:
@@ -192,6 +221,23 @@ def _batch_norm(
 def _batch_norm_statistics(x: Any, *_: Any) -> Any:
     """A value a channel for mean and (reciprocal) deviation, in the dtype computed in."""
     return tuple(_per_channel(x) for _ in range(2))
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """That of PyTorch is a reference in Python too, for whose errors it is called."""
+    lead = x.dim() - len(shape)
+    given = [t for t in (weight, bias) if t is not None]
+    if (
+        not x.is_floating_point()
+        or not shape
+        or lead < 0
+        or any(list(s) != list(shape) for s in (x.shape[lead:], *(t.shape for t in given)))
+    ):
+        return torch.ops.aten.native_layer_norm.default(x, shape, weight, bias, eps)
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    dtype = torch.float32 if half else x.dtype
+    statistics = (*x.shape[:lead], *[1] * len(shape))
+    return x.new_empty(x.shape), *(x.new_empty(statistics, dtype=dtype) for _ in range(2))
 
 
 def _per_channel(x: Any) -> Any:
@@ -263,6 +309,7 @@ _SPECIAL = {
     "aten._masked_softmax.default": _like(0),
     "aten._masked_softmax_backward.default": _like(0),
     "aten._logcumsumexp.default": _like(0),
+    "aten.native_layer_norm.default": _layer_norm,
     "aten.glu_jvp.default": _like(0),
     "aten.glu_backward_jvp.default": _like(0),
     "aten._sample_dirichlet.default": _like(0),

@@ -137,6 +137,7 @@ def miss(
     avals: list[Any] = []
     lists: list[int] = []
     constants: list[int] = []
+    not_computed: set[int] = set()  # numbers that the meta function knows: no output of the node
     for r, schema in zip(returns, op._schema.returns):
         if schema.alias_info and schema.alias_info.is_write:
             continue
@@ -147,8 +148,10 @@ def miss(
         elif isinstance(r, torch.Tensor):
             fresh.append(_geometry(r))
         elif isinstance(r, int) and not isinstance(r, bool):
+            not_computed.add(len(fresh) + len(constants))
             constants.append(r)
-            avals.pop()
+            if entry is None:  # a graph has no number among its results, a lowering None
+                avals.pop()
         else:
             fresh.append(None)
 
@@ -165,11 +168,12 @@ def miss(
     count = len(fresh)
     total = count + len(write_accesses)
     out = (*avals, *mutated)
-    random = bool(entry and entry.random)
+    random = bool(entry and entry.draws(args, {}))
     if entry is not None:
         contiguous = tuple(x.is_contiguous() for x in args if isinstance(x, torch.Tensor))
         computed: compute.Compute = compute.LoweringCompute(entry, out, contiguous)
     else:
+        not_computed.clear()
         target = functional(op)
         assert target is not None
         outs = {a.name for a in op._schema.arguments if a.is_out}
@@ -187,7 +191,7 @@ def miss(
         read_accesses,
         write_accesses,
         computed,
-        list(range(total)),
+        [i for i in range(total + len(not_computed)) if i not in not_computed],
         random,
         precision_name(),
     )
