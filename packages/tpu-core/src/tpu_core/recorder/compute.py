@@ -1,13 +1,16 @@
 """What a recorded node computes: the function over JAX values in a `NodePlan`.
 
-Both kinds can be pickled, so that another process may lower what this one recorded.
+Both kinds can be pickled, so that another process may lower what this one recorded, unless it is
+local: what a compiled graph or a JAX function computes.
 """
 
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,14 +18,15 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule
 
+from tpu_core import lowering
 from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering
 from tpu_core.lowering.registry import REGISTRY, Lowering
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name, overload_of
 
-Compute = Callable[[list[Any], dict[str, Any], Any], list[Any]]
-"""Called with positional arguments, keyword arguments and the key of a random op."""
+# Where the lowerings are that every process loads.
+_LOWERINGS = str(Path(lowering.__file__).parent) + os.sep
 
 
 class LoweringCompute:
@@ -45,6 +49,11 @@ class LoweringCompute:
                 self._entry, tuple(positional), keywords, self._out, key, self._contiguous
             )
         )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the lowering is of another package, registered in this process alone."""
+        return not self._entry.location.startswith(_LOWERINGS)
 
     @property
     def out(self) -> tuple[Any, ...]:
@@ -82,6 +91,8 @@ class GraphCompute:
 
     __slots__ = ("_args", "_graph", "_op", "_out")
 
+    is_local = False
+
     def __init__(
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], out: tuple[Any, ...]
     ) -> None:
@@ -107,6 +118,10 @@ class GraphCompute:
 
 def _graph_of_name(op: str, args: tuple[Any, ...], out: tuple[Any, ...]) -> GraphCompute:
     return GraphCompute(overload_of(op), args, out)
+
+
+Compute = LoweringCompute | GraphCompute
+"""Called with positional arguments, keyword arguments and the key of a random op."""
 
 
 def flatten(results: tuple[Any, ...]) -> list[Any]:
