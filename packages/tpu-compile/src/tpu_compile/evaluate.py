@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -13,6 +14,7 @@ from torch.fx.node import map_arg
 from tpu_compile.control_flow import LOWERINGS, Call
 from tpu_compile.draws import Draws
 from tpu_compile.lookup import lowering_of, outputs, subgraph
+from tpu_compile.numbers import ITEM
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.sizes import Sizes
@@ -65,6 +67,8 @@ def evaluate(
         elif node.target is operator.getitem:
             source, index = node.args
             values[node] = read[source][index]
+        elif node.target is ITEM:
+            values[node] = pjrt.weak(jnp.reshape(read[node.args[0]], ()))
         elif node.target is not state_of:
             values[node] = _call(node, read, sizes, draws)
     return values

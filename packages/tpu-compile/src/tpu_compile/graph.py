@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from tpu_compile.draws import Seeds
 from tpu_compile.lookup import subgraphs
 from tpu_compile.sizes import Sizes, Symbols
+from tpu_compile.unbacked import Bounded
 from tpu_core.padding.told import Dim, OpenSize, Shape
 
 
@@ -32,6 +33,7 @@ class Graph:
         made: For each output whether the program returns it.
         seeds: Words of the ops that draw random numbers.
         same: Calls of the form of an earlier one, with that one.
+        bounded: How sizes are computed in it, if they are.
         open: Its open sizes, for `tpu_core.padding.told`.
         ops: Names of its ops, those of its subgraphs among them.
     """
@@ -48,6 +50,7 @@ class Graph:
     made: list[bool]
     seeds: Seeds
     same: dict[Node, Node]
+    bounded: Bounded | None = None
     open: list[OpenSize] = field(init=False)
     ops: list[str] = field(init=False)
 

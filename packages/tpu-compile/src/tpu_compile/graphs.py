@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,13 +29,18 @@ from tpu_compile.keys import key_of
 from tpu_compile.lookup import lowering_of, outputs, subgraphs
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
+from tpu_compile.unbacked import bounded
 from tpu_core import _C
+from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.registry import register
 from tpu_core.padding.outline import outlining
+from tpu_core.padding.sizes import Unpaddable
 from tpu_core.padding.told import tells
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
+
+logger = logging.getLogger("tpu_compile")
 
 _NAME = "tpu_compile.graph.default"
 
@@ -67,14 +74,57 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     from functorch.compile import make_boxed_func
 
     if not _can_be_lowered(module):
-        function: Callable[..., Any] = make_boxed_func(random_states.OpByOp(module).run)
-        return function
+        function = _run_of_bounded(module) or random_states.OpByOp(module).run
+        op_by_op: Callable[..., Any] = make_boxed_func(function)
+        return op_by_op
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
     run = _run_of_tensors if _has_only_tensors(graph) else _run
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(run, graph))
     return boxed
+
+
+def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:
+    """A function that records a graph that computes sizes; None where they have no bound."""
+    parts = bounded(module, _known(module))
+    if parts is None or not (_can_be_lowered(parts.first) and _can_be_lowered(parts.second)):
+        return None
+    _define()
+    # The key is that of the graph with its checks: they are the sizes' bounds.
+    graph = replace(_graph_of(parts.module), key=key_of(module), bounded=parts)
+    try:
+        _try(graph)
+    except Unpaddable as error:
+        logger.info("a bounded size does not help, it runs op by op: %s%s", error, error.op)
+        return None
+    if not parts.checks:
+        return functools.partial(_run, graph)
+
+    def run(*args: Any) -> list[Any]:
+        results = _run(graph, *args)
+        count = len(results) - len(parts.sizes)
+        parts.verify(results[count:])
+        return results[:count]
+
+    return run
+
+
+def _try(graph: Graph) -> None:
+    """Trace a graph, for any values of its open sizes.
+
+    Raises:
+        Unpaddable: It cannot be lowered.
+    """
+    values = [max(size.low, 2) for size in graph.open]
+    shapes = [shape for shape, _ in graph.operands(values)]
+    given = [
+        jax.ShapeDtypeStruct(shape, to_numpy_dtype(x.dtype))
+        for shape, x in zip(shapes, graph.given, strict=True)
+    ]
+    lower = functools.partial(_evaluate, graph, sizes=graph.numbers(values), seeds=())
+    with jax.enable_x64(True):
+        jax.eval_shape(lower, given)
 
 
 def _has_only_tensors(graph: Graph) -> bool:
@@ -246,10 +296,18 @@ def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: st
 def _lower(
     inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any], key: str
 ) -> list[jax.Array]:
-    graph = GRAPHS[key]
+    return _evaluate(GRAPHS[key], inputs, sizes, seeds)
+
+
+def _evaluate(
+    graph: Graph, inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any]
+) -> list[jax.Array]:
     given = {**dict(zip(graph.tensors, inputs)), **dict(zip(graph.sizes, sizes))}
     arguments = [given.get(i) for i in range(graph.count)]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
+    if graph.bounded is not None:
+        results = graph.bounded.results(arguments, bound)
+        return [r for r, is_made in zip(results, graph.made, strict=True) if is_made]
     same = graph.same if outlining() else {}
     values = evaluate(graph.module, arguments, bound, Words(seeds), same)
     return [values[r] for r, is_made in zip(graph.results, graph.made) if is_made]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -46,3 +47,15 @@ def outputs(module: GraphModule) -> list[Any]:
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     result = output.args[0]
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def line_of(node: Node) -> str | None:
+    """The user's line that a node comes from, ``model.py:31 in forward``, or None."""
+    lines = _LINE.findall(str(node.meta.get("stack_trace") or ""))
+    if not lines:
+        return None
+    file, number, function = lines[-1]
+    return f"{file}:{number} in {function}"
+
+
+_LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
