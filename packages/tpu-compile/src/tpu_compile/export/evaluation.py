@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from tpu_compile.graphs import decompositions
-from tpu_compile.lookup import lowering_of
+from tpu_compile.lookup import line_of, lowering_of
 from tpu_core import lowering
 from tpu_core.errors import ExportError
 from tpu_core.lowering.attention import attention
-from tpu_core.lowering.evaluate import to_jax
-from tpu_core.recorder.compute import call_node
+from tpu_core.recorder.compute import GraphEvaluator, call_node
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -41,7 +40,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     for node in result.graph.nodes:
         if node.op == "call_function" and not _is_known(node):
             raise ExportError(
-                f"{node.target} cannot be exported: it has no lowering.", line=_line(node)
+                f"{node.target} cannot be exported: it has no lowering.", line=line_of(node)
             )
     return result
 
@@ -120,51 +119,54 @@ def as_function(module: GraphModule, scope: Any) -> Callable[..., list[jax.Array
         ExportError: A lowering cannot do with a symbolic size. Raised where the function is traced.
     """
 
-    def size(value: Any) -> Any:
-        return dimension(value, scope)
-
     def run(*inputs: jax.Array) -> list[jax.Array]:
-        values: dict[Node, Any] = {}
         arrays = iter(inputs)
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                tensor = isinstance(node.meta.get("val"), torch.Tensor)
-                values[node] = next(arrays) if tensor else node.meta.get("val")
-            elif node.op == "get_attr":
-                values[node] = to_jax(getattr(module, str(node.target)))
-            elif node.op == "output":
-                return [values[n] for n in node.args[0] if isinstance(n, Node)]
-            elif node.target in _CHECKS:
-                continue
-            else:
-                try:
-                    values[node] = _value(node, values, size)
-                except Exception as error:
-                    raise _refused(node, error) from error
-        raise AssertionError("The graph has no output.")
+        metas = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
+        given = [next(arrays) if isinstance(m, torch.Tensor) else m for m in metas]
+        results = _Evaluator(scope).results(module, given)
+        (output,) = module.graph.find_nodes(op="output")
+        return [r for r, n in zip(results, output.args[0], strict=True) if isinstance(n, Node)]
 
     return run
 
 
-def _value(node: Node, values: dict[Node, Any], size: Callable[[Any], Any]) -> Any:
-    if _is_number(node.meta.get("val")):
-        return size(node.meta["val"])
-    given: Any
-    if node.target is operator.getitem:
-        given = torch.fx.node.map_arg(node.args, values.__getitem__)
-        return given[0][given[1]]
-    if node.target is _ATTENTION:
-        given = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        return _attention(*given[0], **given[1])
-    entry = lowering_of(node.target)
-    assert entry is not None
-    if entry.random:
-        raise ValueError(_NO_SEED)
-    if node.target in _SYMBOLIC and _is_symbolic(node):
-        shape = tuple(map(size, node.meta["val"].shape))
-        given = torch.fx.node.map_arg(node.args, values.__getitem__)
-        return _SYMBOLIC[node.target](shape, *given)
-    return call_node(node, entry, _with_scalars(node, values), None, size)
+class _Evaluator(GraphEvaluator):
+    """Evaluates an exported graph.
+
+    Args:
+        scope: JAX's scope of the symbolic sizes.
+    """
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def _size(self, value: Any) -> Any:
+        return dimension(value, self._scope)
+
+    def call(self, node: Node, values: dict[Node, Any]) -> Any:
+        try:
+            if node.target in _CHECKS:
+                return None
+            if _is_number(node.meta.get("val")):
+                return self._size(node.meta["val"])
+            return self.called(node, values)
+        except Exception as error:
+            raise _refused(node, error) from error
+
+    def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        given: Any
+        if node.target is _ATTENTION:
+            given = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            return _attention(*given[0], **given[1])
+        entry = lowering_of(node.target)
+        assert entry is not None
+        if entry.random:
+            raise ValueError(_NO_SEED)
+        if node.target in _SYMBOLIC and _is_symbolic(node):
+            shape = tuple(map(self._size, node.meta["val"].shape))
+            given = torch.fx.node.map_arg(node.args, values.__getitem__)
+            return _SYMBOLIC[node.target](shape, *given)
+        return call_node(node, entry, _with_scalars(node, values), None, self._size)
 
 
 def _attention(
@@ -224,7 +226,7 @@ _SYMBOLIC: dict[Any, Callable[..., jax.Array]] = {
 }
 
 
-def _with_scalars(node: Node, values: dict[Node, Any]) -> dict[Node, Any]:
+def _with_scalars(node: Node, values: Mapping[Node, Any]) -> Mapping[Node, Any]:
     """The values, with symbolic sizes that the op computes with as arrays."""
     op: Any = node.target
     computed = {
@@ -238,13 +240,7 @@ def _with_scalars(node: Node, values: dict[Node, Any]) -> dict[Node, Any]:
 
 
 def _refused(node: Node, error: Exception) -> ExportError:
-    return ExportError(f"{node.target} cannot be exported: {error}", line=_line(node))
-
-
-def _line(node: Node) -> str | None:
-    trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
-    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
-    return lines[-1].removeprefix("File ") if lines else None
+    return ExportError(f"{node.target} cannot be exported: {error}", line=line_of(node))
 
 
 def mutated_inputs(program: ExportedProgram) -> Sequence[str]:
