@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
 from tpu_compile import control_flow, numbers, random_states
-from tpu_compile.draws import STATE, Seeds, Words
+from tpu_compile.draws import STATE, Seeds, Words, as_scalars
 from tpu_compile.evaluate import evaluate, is_arithmetic
 from tpu_compile.graph import Graph
 from tpu_compile.identity import identities
@@ -144,7 +144,7 @@ def _run(graph: Graph, *args: Any) -> list[Any]:
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
     sizes = [int(args[i]) for i in graph.sizes]
     words = graph.seeds.words(tensors[0].device, args)
-    seeds = [word for draw in words for word in draw]
+    seeds = as_scalars(word for draw in words for word in draw)
     made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
     bound = graph.symbols.bind(sizes, [t.shape for t in tensors])
 

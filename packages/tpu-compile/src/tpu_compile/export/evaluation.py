@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -18,6 +19,7 @@ from tpu_compile.lookup import line_of, lowering_of
 from tpu_core import lowering
 from tpu_core.errors import ExportError
 from tpu_core.lowering.attention import attention
+from tpu_core.lowering.random import derive_key
 from tpu_core.recorder.compute import GraphEvaluator, call_node
 
 
@@ -55,7 +57,6 @@ def _is_known(node: Node) -> bool:
     )
 
 
-_NO_SEED = "It draws random numbers, for which an exported program has no seed."
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 # Checks of sizes: what is exported states them in the manifest.
@@ -115,15 +116,20 @@ def as_function(module: GraphModule, scope: Any) -> Callable[..., list[jax.Array
         module: A graph of overloads that have lowerings.
         scope: JAX's scope of the symbolic sizes, under the names they have in the graph.
 
+    Returns:
+        The function; where the graph `draws`, its last argument is the ``uint32[4]`` of `Draws`.
+
     Raises:
         ExportError: A lowering cannot do with a symbolic size. Raised where the function is traced.
     """
+    has_draws = draws(module)
 
     def run(*inputs: jax.Array) -> list[jax.Array]:
+        keys = Draws(inputs[-1]) if has_draws else None
         arrays = iter(inputs)
         metas = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
         given = [next(arrays) if isinstance(m, torch.Tensor) else m for m in metas]
-        results = _Evaluator(scope).results(module, given)
+        results = _Evaluator(scope, keys).results(module, given)
         (output,) = module.graph.find_nodes(op="output")
         return [r for r, n in zip(results, output.args[0], strict=True) if isinstance(n, Node)]
 
@@ -135,10 +141,11 @@ class _Evaluator(GraphEvaluator):
 
     Args:
         scope: JAX's scope of the symbolic sizes.
+        keys: Of its random ops, if it has any.
     """
 
-    def __init__(self, scope: Any) -> None:
-        self._scope = scope
+    def __init__(self, scope: Any, keys: Draws | None) -> None:
+        self._scope, self._keys = scope, keys
 
     def _size(self, value: Any) -> Any:
         return dimension(value, self._scope)
@@ -157,19 +164,53 @@ class _Evaluator(GraphEvaluator):
         given: Any
         if node.target is _ATTENTION:
             given = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            return _attention(*given[0], **given[1])
+            return _attention(self._key(node), *given[0], **given[1])
         entry = lowering_of(node.target)
         assert entry is not None
-        if entry.random:
-            raise ValueError(_NO_SEED)
         if node.target in _SYMBOLIC and _is_symbolic(node):
             shape = tuple(map(self._size, node.meta["val"].shape))
             given = torch.fx.node.map_arg(node.args, values.__getitem__)
             return _SYMBOLIC[node.target](shape, *given)
-        return call_node(node, entry, _with_scalars(node, values), None, self._size)
+        return call_node(node, entry, _with_scalars(node, values), self._key(node), self._size)
+
+    def _key(self, node: Node) -> jax.Array | None:
+        return self._keys.key() if self._keys is not None and _is_random(node) else None
+
+
+class Draws:
+    """Keys of a program's random ops: what eager on the device draws from the same state.
+
+    Args:
+        words: ``uint32[4]``, low and high words of the generator's seed and of its offset.
+    """
+
+    def __init__(self, words: jax.Array) -> None:
+        self._seed_low, self._seed_high = words[0], words[1]
+        self._offset = words[2].astype(np.uint64) | words[3].astype(np.uint64) << np.uint64(32)
+        self._count = 0
+
+    def key(self) -> jax.Array:
+        """The key of the next op; each takes one step of the generator."""
+        offset = self._offset + np.uint64(4 * self._count)  # the generator's step
+        self._count += 1
+        low, high = offset.astype(np.uint32), (offset >> np.uint64(32)).astype(np.uint32)
+        return derive_key(self._seed_low, self._seed_high, low, high)
+
+
+def draws(module: GraphModule) -> int:
+    """Number of a graph's random ops."""
+    return sum(map(_is_random, module.graph.nodes))
+
+
+def _is_random(node: Node) -> bool:
+    if node.target is _ATTENTION:
+        return bool(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0))
+    entry = lowering_of(node.target) if node.op == "call_function" else None
+    return entry is not None and entry.random
 
 
 def _attention(
+    random: jax.Array | None,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -183,10 +224,10 @@ def _attention(
     enable_gqa: bool = False,
 ) -> jax.Array:
     """`torch.nn.functional.scaled_dot_product_attention`, whose grouped queries need no repeats."""
-    if dropout or dropout_p:
-        raise ValueError(_NO_SEED)
     mask = attn_mask if mask is None else mask
-    out: jax.Array = attention(query, key, value, mask, 0.0, is_causal, scale=scale)[0]
+    dropped = dropout or dropout_p
+    made = attention(query, key, value, mask, dropped, is_causal, scale=scale, key=random)
+    out: jax.Array = made[0]
     return out
 
 
@@ -241,8 +282,3 @@ def _with_scalars(node: Node, values: Mapping[Node, Any]) -> Mapping[Node, Any]:
 
 def _refused(node: Node, error: Exception) -> ExportError:
     return ExportError(f"{node.target} cannot be exported: {error}", line=line_of(node))
-
-
-def mutated_inputs(program: ExportedProgram) -> Sequence[str]:
-    """Names of the inputs that the program writes."""
-    return list(program.graph_signature.user_inputs_to_mutate.values())
