@@ -98,7 +98,7 @@ def test_no_element_at_all() -> None:
 
 def test_a_size_past_its_bound_raises_at_the_line_of_the_check() -> None:
     compiled = torch.compile(of_a_mask, fullgraph=True)
-    with pytest.raises(RuntimeError, match=r"u0 <= 4.*it is 5.*test_unbacked\.py:\d+ in of_a_mask"):
+    with pytest.raises(RuntimeError, match=r"u0 <= 4.*u0 is 5.*test_unbacked\.py:\d+ in of_a_mask"):
         compiled(torch.ones(5, device="tpu"))
     total, _ = compiled(torch.tensor([1.0, 2, 3, -1, -1]).to("tpu"))
     torch.testing.assert_close(total.cpu(), torch.tanh(torch.tensor([2.0, 4, 6])).mean())
@@ -150,11 +150,11 @@ def drawn(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("f", [unbounded, returned, from_one_another, sorted_values, drawn])
-def test_what_has_no_such_program_runs_op_by_op(f: Callable[..., Any]) -> None:
+def test_what_has_no_such_program_is_compiled_in_parts(f: Callable[..., Any]) -> None:
     counted(f, VALUES)
 
 
-def test_gradients_flow_op_by_op() -> None:
+def test_gradients_flow_through_the_parts() -> None:
     grads = []
     for device, f in (("cpu", of_a_mask), ("tpu", torch.compile(of_a_mask, fullgraph=True))):
         x = torch.tensor(VALUES[0], device=device, requires_grad=True)
@@ -163,6 +163,30 @@ def test_gradients_flow_op_by_op() -> None:
         assert x.grad is not None
         grads.append(x.grad.cpu())
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_parts_are_programs_that_serve_many_sizes() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor, int]:
+        rows = torch.stack([x, x * 2, x - 1], 1)[x > 0]
+        large = rows[rows.sum(1) > 3]
+        return large.softmax(0) * large.shape[0], rows.mean(), rows.shape[0]
+
+    compiled = torch.compile(f, fullgraph=True)
+    for n in (20, 23, 30, 26):
+        x = torch.cat([torch.rand(n) * 3, -torch.ones(40 - n)])
+        before = METRICS.snapshot()
+        got, want = compiled(x.to("tpu")), f(x)
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(torch.as_tensor(g).cpu(), torch.as_tensor(w))
+    found = METRICS.delta(before)
+    assert found["compiles"] <= 1
+    assert found["host_syncs"] <= 6
+
+
+def test_a_check_between_parts_raises_at_its_line() -> None:
+    compiled = torch.compile(returned, fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"u0 <= 4.*u0 is 5.*test_unbacked\.py:\d+ in returned"):
+        compiled(torch.ones(5, device="tpu"))
 
 
 def scaled(x: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tpu_compile.control_flow import LOWERINGS, Call
 from tpu_compile.draws import Draws
 from tpu_compile.lookup import lowering_of
-from tpu_compile.numbers import ITEM
+from tpu_compile.numbers import ITEM, SELECT
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.sizes import Sizes
@@ -58,6 +59,9 @@ class _Evaluator(GraphEvaluator):
     def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
         op: Any = node.target
         entry = lowering_of(op)
+        if op is SELECT and _is_array(index := map_arg(node.args[2], values.__getitem__)):
+            x, dim = values[node.args[0]], node.args[1]  # type: ignore[index]  # a node
+            return lax.dynamic_index_in_dim(x, index, dim, keepdims=False)
         if entry is not None:
             key = self._draws.key(node) if entry.random else None
             return call_node(node, entry, values, key, self._sizes.value)

@@ -27,6 +27,7 @@ from tpu_compile.graph import Graph
 from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.lookup import lowering_of, outputs, subgraphs
+from tpu_compile.parts import in_parts
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
@@ -74,7 +75,8 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     from functorch.compile import make_boxed_func
 
     if not _can_be_lowered(module):
-        function = _run_of_bounded(module) or random_states.OpByOp(module).run
+        parts = functools.partial(in_parts, module, _known(module), _compile_part)
+        function = _run_of_bounded(module) or parts() or random_states.OpByOp(module).run
         op_by_op: Callable[..., Any] = make_boxed_func(function)
         return op_by_op
     random_states.unwrap(module)
@@ -83,6 +85,11 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     run = _run_of_tensors if _has_only_tensors(graph) else _run
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(run, graph))
     return boxed
+
+
+def _compile_part(module: GraphModule) -> Callable[..., Any]:
+    run = compile_graph(module, ())
+    return lambda *args: run(list(args))
 
 
 def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:

@@ -29,6 +29,9 @@ _ARITHMETIC = {
 ITEM = torch.ops.aten._local_scalar_dense.default
 """What ``tensor.item()`` is in a graph."""
 
+SELECT = torch.ops.aten.select.int
+"""Takes such a number as its index."""
+
 # A tensor's place takes a number too, which stands for one of no dims.
 _NUMBERS = (torch.NumberType, torch.FloatType, torch.TensorType)
 
@@ -73,6 +76,8 @@ def _takes(user: Node, number: Node) -> bool:
     op = user.target
     if isinstance(op, torch._ops.HigherOrderOperator):
         return True
+    if op is SELECT:
+        return user.args[2] is number
     entry = lowering_of(op)
     if entry is None or not isinstance(op, torch._ops.OpOverload):
         return False

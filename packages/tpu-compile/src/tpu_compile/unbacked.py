@@ -23,13 +23,13 @@ from torch.fx import Graph, GraphModule, Node
 from tpu_compile import numbers
 from tpu_compile.draws import Words, drawing
 from tpu_compile.evaluate import call
-from tpu_compile.lookup import line_of, outputs, subgraphs
+from tpu_compile.lookup import line_of, outputs, part_of, subgraphs
 from tpu_compile.sizes import Sizes, is_symbol
 from tpu_core.padding.counted import run_counted
 
 _aten = torch.ops.aten
 _NONZERO = _aten.nonzero.default
-_CHECK = _aten._assert_scalar.default
+CHECK = _aten._assert_scalar.default
 
 FILL = 0  # the index past the last element that counts: any that is valid
 
@@ -47,6 +47,17 @@ class Check:
     condition: torch.SymBool
     message: str
     line: str | None
+
+    def verify(self, sizes: Sizes) -> None:
+        """Raise what the check says if it does not hold.
+
+        Raises:
+            RuntimeError: As PyTorch's own, with the sizes and the user's line.
+        """
+        if not sizes.value(self.condition):
+            given = ", ".join(f"{s} is {n}" for s, n in sizes.of(self.condition).items())
+            at = f", at {self.line}" if self.line else ""
+            raise RuntimeError(f"{self.message}: {given}{at}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +149,11 @@ class Bounded:
         """Raise what a check that does not hold says.
 
         Raises:
-            RuntimeError: As PyTorch's own, with the user's line.
+            RuntimeError: As PyTorch's own, with the sizes and the user's line.
         """
         values = Sizes({s.node.expr: n for s, n in zip(self.sizes, sizes, strict=True)})
         for check in self.checks:
-            if not values.value(check.condition):
-                at = f", at {check.line}" if check.line else ""
-                raise RuntimeError(f"{check.message}: it is {', '.join(map(str, sizes))}{at}")
+            check.verify(values)
 
 
 def bounded(module: GraphModule, known: AbstractSet[Any]) -> Bounded | None:
@@ -195,8 +204,8 @@ def bounded(module: GraphModule, known: AbstractSet[Any]) -> Bounded | None:
         sizes,
         [limit for limit in limits if limit is not None],
         makers,
-        _part(whole, early, [], passed),
-        _part(whole, rest, [*passed, *makers], results),
+        part_of(whole, early, [], passed),
+        part_of(whole, rest, [*passed, *makers], results),
         passed,
     )
 
@@ -222,14 +231,21 @@ def _limit(size: torch.SymInt) -> int | None:
     return int(upper) if upper.is_Integer and upper < 2**31 else None
 
 
+def check_of(node: Node) -> Check | None:
+    """What a node checks; None where that is a constant."""
+    condition, message = node.args[:2]
+    if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
+        return Check(condition.meta["val"], str(message), line_of(condition))
+    return None
+
+
 def _take_checks(module: GraphModule) -> list[Check]:
     """Take the checks of sizes out of a graph."""
     found = []
     for node in list(module.graph.nodes):
-        if node.target is _CHECK:
-            condition, message = node.args[:2]
-            if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
-                found.append(Check(condition.meta["val"], str(message), line_of(condition)))
+        if node.target is CHECK:
+            check = check_of(node)
+            found += [check] if check else []
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     return found
@@ -299,19 +315,3 @@ def _is_passed(node: Node, late: AbstractSet[Node]) -> bool:
 
 def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _part(
-    module: GraphModule, nodes: Sequence[Node], inputs: Sequence[Node], results: Sequence[Node]
-) -> GraphModule:
-    """Some nodes of a graph as a graph, which is given others."""
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in inputs:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in nodes:
-        if node not in copies:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[r] for r in results))
-    return GraphModule(module, graph)

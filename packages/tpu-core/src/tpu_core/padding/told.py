@@ -238,6 +238,8 @@ class _Reader:
             read = plan.reads[d.tensor]
             if read.form == views.SLICE:
                 # A window stays smaller than what it is cut from.
+                if d.dim not in read.dims:  # of one element
+                    raise _Untold
                 base = read.base_sizes[read.dims.index(d.dim)]
                 bounds.append(base - 1 if base > value else None)
         variable.high = min((b for b in bounds if b is not None), default=None)
