@@ -182,6 +182,7 @@ def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
 
 
 def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) -> bool:
+    is_body = known is not None
     known = _known(module) if known is None else known
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -192,14 +193,15 @@ def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) 
                 if (v.device.type != "tpu" and v.dim()) or not numbers.are_known(v, known):
                     return False
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            if value.device.type != "tpu":
+            # A number on the CPU that the graph makes itself is one of the program's values.
+            if value.device.type != "tpu" and not is_body:
                 return False
         if numbers.is_computed(value, known):
             if not numbers.can_be_computed(node):
                 return False
         elif node.op == "call_function" and not _can_be_called(node, known):
             return False
-    return all(
+    return is_body or all(
         not isinstance(r, Node)
         or not _is_tensor(r)
         or r.meta["val"].device.type == "tpu"
