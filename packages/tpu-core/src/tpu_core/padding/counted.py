@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from tpu_core.padding.family import RULE_MODULES
+import tpu_core.padding.family  # noqa: F401  # its import registers the rules
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space
 from tpu_core.padding.sizes import Fit, Unpaddable, static
 
 # Each size has values that are neither equal to nor multiples of another's.
 _SAMPLES = ((5, 7, 11), (13, 17, 19), (23, 29, 31), (37, 41, 43))
-_RULES = RULE_MODULES  # registered by their import
 
 
 def run_counted(
