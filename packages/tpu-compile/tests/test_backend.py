@@ -223,3 +223,14 @@ def test_a_compile_names_the_users_line() -> None:
 
     torch.compile(lambda x: torch.sin(x) * 3, fullgraph=True)(torch.ones(37, device="tpu")).cpu()
     assert "test_backend.py" in str(METRICS.compile_events()[-1].line)
+
+
+def test_random_numbers_compile_once_whatever_the_seed() -> None:
+    f = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x))
+    x = torch.ones(7).to("tpu")
+    torch.manual_seed(0)
+    f(x).cpu()
+    with torch.tpu.no_recompile():
+        f(x).cpu()
+        torch.manual_seed(1)
+        f(x).cpu()

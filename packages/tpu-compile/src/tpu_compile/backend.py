@@ -38,12 +38,15 @@ def tpu(
 
     from tpu_compile.compilers import compile_backward, compile_forward, compile_inference
     from tpu_compile.graphs import decompositions
+    from tpu_compile.input_writes import replaces_storages
 
     with_autograd = aot_autograd(
         fw_compiler=compile_forward,
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         decompositions=decompositions(),
+        # Else AOTAutograd writes inputs behind the graph, which it cannot do for a new storage.
+        keep_inference_input_mutations=replaces_storages(model),
     )
     function: Callable[..., Any] = with_autograd(model, example_inputs)
     return function

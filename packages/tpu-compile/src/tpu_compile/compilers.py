@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from tpu_compile import reports
 from tpu_compile.aliasing import Boxed, compile_apart
 from tpu_compile.graphs import compile_graph
+from tpu_compile.input_writes import compile_writing
 from tpu_compile.lookup import outputs
 
 
@@ -39,4 +40,7 @@ def _compile(module: GraphModule, example_inputs: Sequence[Any], visible: int) -
 
     # Constants in the graph have values, which are read.
     with unset_fake_temporarily():
-        return compile_apart(module, visible, lambda g: compile_graph(g, example_inputs))
+        return compile_writing(
+            module,
+            lambda m: compile_apart(m, visible, lambda g: compile_graph(g, example_inputs)),
+        )

@@ -157,9 +157,47 @@ def _invoke_subgraph(call: Call, body: GraphModule, name: str, *operands: Any) -
     return call.inline(body, operands, call.draws)
 
 
+STACKS = _HOPS.while_loop_stack_output
+
+
+def _stacked_while_loop(
+    call: Call,
+    test: GraphModule,
+    body: GraphModule,
+    carried: Sequence[Any],
+    others: Sequence[Any] = (),
+) -> Results:
+    """What the loop carries after each round, in arrays with room for some, and their number.
+
+    Of a loop without rounds PyTorch keeps what it began with.
+    """
+    key = call.key()
+    start = tuple(_as_array(x) for x in carried)
+    *room, _ = call.node.meta["val"]
+    kept = tuple(
+        jnp.zeros((r.shape[0], *x.shape), x.dtype).at[0].set(x)
+        for r, x in zip(room, start, strict=True)
+    )
+
+    def goes_on(state: tuple[Any, Results, Results]) -> Any:
+        (truth,) = call.run(test, (*state[1], *others), key, state[0])
+        return _truth(truth)
+
+    def step(state: tuple[Any, Results, Results]) -> tuple[Any, Results, Results]:
+        number, values, kept = state
+        results = call.run(body, (*values, *others), key, number)
+        results = tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
+        kept = tuple(k.at[number].set(r, mode="drop") for k, r in zip(kept, results, strict=True))
+        return number + 1, results, kept
+
+    number, _, kept = lax.while_loop(goes_on, step, (np.uint32(0), start, kept))
+    return *kept, jnp.maximum(number, 1).astype(np.int64)
+
+
 LOWERINGS: dict[Any, Callable[..., Any]] = {
     _HOPS.cond: _cond,
     _HOPS.while_loop: _while_loop,
+    STACKS: _stacked_while_loop,
     _HOPS.scan: _scan,
     _HOPS.map_impl: _map,
     _HOPS.associative_scan: _associative_scan,

@@ -30,6 +30,15 @@ class Draws(Protocol):
         ...
 
 
+def as_scalars(words: Iterable[int]) -> list[int]:
+    """Words of 32 bits as ``Scalar[]`` of an op: numbers that differ and are neither 0 nor 1.
+
+    Those would be taken for constants of the program, to be compiled again once they vary. The
+    lowering takes the low 32 bits.
+    """
+    return [word | (i + 1) << 32 for i, word in enumerate(words)]
+
+
 class Words:
     """Keys from four words each.
 

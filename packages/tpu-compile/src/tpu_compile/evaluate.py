@@ -2,28 +2,80 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import torch
+from jax import lax
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tpu_compile.control_flow import LOWERINGS, Call
 from tpu_compile.draws import Draws, is_random
-from tpu_compile.lookup import lowering_of, outputs, subgraph
+from tpu_compile.lookup import lowering_of
+from tpu_compile.numbers import ITEM, SELECT
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.sizes import Sizes
 from tpu_core.lowering.evaluate import to_jax
 from tpu_core.pjrt import client as pjrt
-from tpu_core.recorder.compute import call_node
+from tpu_core.recorder.compute import GraphEvaluator, call_node
 
 
 def is_arithmetic(value: Any) -> bool:
     """Whether a node's metadata is that of a number."""
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+class _Evaluator(GraphEvaluator):
+    """Evaluates a compiled graph, see `evaluate`."""
+
+    def __init__(
+        self, module: GraphModule, sizes: Sizes, draws: Draws, same: Mapping[Node, Node]
+    ) -> None:
+        self._sizes, self._draws, self._same = sizes, draws, same
+        self._barriers = Barriers(module)
+
+    def argument(self, node: Node, value: Any) -> Any:
+        # A number that a loop computes: it must not widen what it meets.
+        is_number = is_arithmetic(node.meta.get("val"))
+        return pjrt.weak(value) if is_number and _is_array(value) else value
+
+    def constant(self, value: Any) -> Any:
+        return value if isinstance(value, GraphModule) else to_jax(value)
+
+    def call(self, node: Node, values: dict[Node, Any]) -> Any:
+        read = self._barriers.values(node, values)
+        meta = node.meta.get("val")
+        if node in self._same:
+            return values[self._same[node]]
+        if is_arithmetic(meta) and self._sizes.knows(meta):
+            return self._sizes.value(meta)
+        if node.target is state_of:
+            return None  # is known to the caller alone
+        return self.called(node, read)
+
+    def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        op: Any = node.target
+        entry = lowering_of(op)
+        if op is SELECT and _is_array(index := map_arg(node.args[2], values.__getitem__)):
+            x, dim = values[node.args[0]], node.args[1]  # type: ignore[index]  # a node
+            return lax.dynamic_index_in_dim(x, index, dim, keepdims=False)
+        if entry is not None:
+            key = self._draws.key(node) if is_random(node) else None
+            return call_node(node, entry, values, key, self._sizes.value)
+        args: Any = map_arg(node.args, values.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+        if op is ITEM:
+            return pjrt.weak(jnp.reshape(args[0], ()))
+        if op in LOWERINGS:
+            return LOWERINGS[op](Call(node, call, self._sizes, self._draws), *args, **kwargs)
+        return op(*args, **kwargs)  # arithmetic on numbers that the program computes
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype")
 
 
 def evaluate(
@@ -42,54 +94,11 @@ def evaluate(
         draws: Gives the keys of random ops.
         same: Calls that are left out, with those whose results stand in for theirs.
     """
-    same = same or {}
-    values: dict[Node, Any] = {}
-    given = iter(arguments)
-    barriers = Barriers(module)
-    for node in module.graph.nodes:
-        if node.op == "output":
-            break
-        read = barriers.values(node, values)
-        meta = node.meta.get("val")
-        if node.op == "placeholder":
-            value = next(given)
-            # A number that a loop computes: it must not widen what it meets.
-            values[node] = pjrt.weak(value) if is_arithmetic(meta) and _is_array(value) else value
-        elif node in same:
-            values[node] = values[same[node]]
-        elif node.op == "get_attr":
-            constant = getattr(module, node.target)
-            values[node] = constant if subgraph(node) else to_jax(constant)
-        elif is_arithmetic(meta) and sizes.knows(meta):
-            values[node] = sizes.value(meta)
-        elif node.target is operator.getitem:
-            source, index = node.args
-            values[node] = read[source][index]
-        elif node.target is not state_of:
-            values[node] = _call(node, read, sizes, draws)
-    return values
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype")
+    return _Evaluator(module, sizes, draws, same or {}).values(module, arguments)
 
 
 def call(
     module: GraphModule, arguments: Sequence[Any], sizes: Sizes, draws: Draws
 ) -> tuple[Any, ...]:
     """What a graph returns; arguments as of `evaluate`."""
-    values = evaluate(module, arguments, sizes, draws)
-    return tuple(values[r] if isinstance(r, Node) else r for r in outputs(module))
-
-
-def _call(node: Node, values: Mapping[Node, Any], sizes: Sizes, draws: Draws) -> Any:
-    op: Any = node.target
-    entry = lowering_of(op)
-    if entry is not None:
-        key = draws.key(node) if is_random(node) else None
-        return call_node(node, entry, values, key, sizes.value)
-    args: Any = map_arg(node.args, values.__getitem__)
-    kwargs: Any = map_arg(node.kwargs, values.__getitem__)
-    if op in LOWERINGS:
-        return LOWERINGS[op](Call(node, call, sizes, draws), *args, **kwargs)
-    return op(*args, **kwargs)  # arithmetic on numbers that the program computes
+    return tuple(_Evaluator(module, sizes, draws, {}).results(module, arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_compile.draws import Seeds
+from tpu_compile.lookup import subgraphs
 from tpu_compile.sizes import Sizes, Symbols
+from tpu_compile.unbacked import Bounded
 from tpu_core.padding.told import Dim, OpenSize, Shape
 
 
@@ -31,7 +33,9 @@ class Graph:
         made: For each output whether the program returns it.
         seeds: Words of the ops that draw random numbers.
         same: Calls of the form of an earlier one, with that one.
+        bounded: How sizes are computed in it, if they are.
         open: Its open sizes, for `tpu_core.padding.told`.
+        ops: Names of its ops, those of its subgraphs among them.
     """
 
     key: str
@@ -46,10 +50,13 @@ class Graph:
     made: list[bool]
     seeds: Seeds
     same: dict[Node, Node]
+    bounded: Bounded | None = None
     open: list[OpenSize] = field(init=False)
+    ops: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "open", _open_sizes(self))
+        object.__setattr__(self, "ops", list(_ops(self.module)))
 
     def returned(self) -> list[Any]:
         """What the program returns: fake tensors, and the numbers that it computes."""
@@ -76,6 +83,14 @@ class Graph:
         """Shape of each result."""
         sizes = self.symbols.sizes(values)
         return [_shape(r, sizes) for r in self.returned()]
+
+
+def _ops(module: GraphModule) -> Iterator[str]:
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            yield str(node.target)
+            for inner in subgraphs(node):
+                yield from _ops(inner)
 
 
 def _shape(result: Any, sizes: Sizes) -> Shape:

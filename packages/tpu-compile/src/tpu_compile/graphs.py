@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,21 +21,27 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
 from tpu_compile import control_flow, numbers, random_states
-from tpu_compile.draws import STATE, Seeds, Words
+from tpu_compile.draws import STATE, Seeds, Words, as_scalars
 from tpu_compile.evaluate import evaluate, is_arithmetic
 from tpu_compile.graph import Graph
 from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.lookup import lowering_of, outputs, subgraphs
+from tpu_compile.parts import in_parts
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
+from tpu_compile.unbacked import bounded
 from tpu_core import _C
+from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.registry import register
 from tpu_core.padding.outline import outlining
+from tpu_core.padding.sizes import Unpaddable
 from tpu_core.padding.told import tells
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name
 from tpu_core.runtime import hide_lines_of
+
+logger = logging.getLogger("tpu_compile")
 
 _NAME = "tpu_compile.graph.default"
 
@@ -67,14 +75,63 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     from functorch.compile import make_boxed_func
 
     if not _can_be_lowered(module):
-        function: Callable[..., Any] = make_boxed_func(random_states.OpByOp(module).run)
-        return function
+        parts = functools.partial(in_parts, module, _known(module), _compile_part)
+        function = _run_of_bounded(module) or parts() or random_states.OpByOp(module).run
+        op_by_op: Callable[..., Any] = make_boxed_func(function)
+        return op_by_op
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
     run = _run_of_tensors if _has_only_tensors(graph) else _run
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(run, graph))
     return boxed
+
+
+def _compile_part(module: GraphModule) -> Callable[..., Any]:
+    run = compile_graph(module, ())
+    return lambda *args: run(list(args))
+
+
+def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:
+    """A function that records a graph that computes sizes; None where they have no bound."""
+    parts = bounded(module, _known(module))
+    if parts is None or not (_can_be_lowered(parts.first) and _can_be_lowered(parts.second)):
+        return None
+    _define()
+    # The key is that of the graph with its checks: they are the sizes' bounds.
+    graph = replace(_graph_of(parts.module), key=key_of(module), bounded=parts)
+    try:
+        _try(graph)
+    except Unpaddable as error:
+        logger.info("a bounded size does not help, it runs op by op: %s%s", error, error.op)
+        return None
+    if not parts.checks:
+        return functools.partial(_run, graph)
+
+    def run(*args: Any) -> list[Any]:
+        results = _run(graph, *args)
+        count = len(results) - len(parts.sizes)
+        parts.verify(results[count:])
+        return results[:count]
+
+    return run
+
+
+def _try(graph: Graph) -> None:
+    """Trace a graph, for any values of its open sizes.
+
+    Raises:
+        Unpaddable: It cannot be lowered.
+    """
+    values = [max(size.low, 2) for size in graph.open]
+    shapes = [shape for shape, _ in graph.operands(values)]
+    given = [
+        jax.ShapeDtypeStruct(shape, to_numpy_dtype(x.dtype))
+        for shape, x in zip(shapes, graph.given, strict=True)
+    ]
+    lower = functools.partial(_evaluate, graph, sizes=graph.numbers(values), seeds=())
+    with jax.enable_x64(True):
+        jax.eval_shape(lower, given)
 
 
 def _has_only_tensors(graph: Graph) -> bool:
@@ -94,7 +151,7 @@ def _run(graph: Graph, *args: Any) -> list[Any]:
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
     sizes = [int(args[i]) for i in graph.sizes]
     words = graph.seeds.words(tensors[0].device, args)
-    seeds = [word for draw in words for word in draw]
+    seeds = as_scalars(word for draw in words for word in draw)
     made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
     bound = graph.symbols.bind(sizes, [t.shape for t in tensors])
 
@@ -125,6 +182,7 @@ def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
 
 
 def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) -> bool:
+    is_body = known is not None
     known = _known(module) if known is None else known
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -135,14 +193,15 @@ def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) 
                 if (v.device.type != "tpu" and v.dim()) or not numbers.are_known(v, known):
                     return False
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            if value.device.type != "tpu":
+            # A number on the CPU that the graph makes itself is one of the program's values.
+            if value.device.type != "tpu" and not is_body:
                 return False
         if numbers.is_computed(value, known):
             if not numbers.can_be_computed(node):
                 return False
         elif node.op == "call_function" and not _can_be_called(node, known):
             return False
-    return all(
+    return is_body or all(
         not isinstance(r, Node)
         or not _is_tensor(r)
         or r.meta["val"].device.type == "tpu"
@@ -246,10 +305,18 @@ def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: st
 def _lower(
     inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any], key: str
 ) -> list[jax.Array]:
-    graph = GRAPHS[key]
+    return _evaluate(GRAPHS[key], inputs, sizes, seeds)
+
+
+def _evaluate(
+    graph: Graph, inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any]
+) -> list[jax.Array]:
     given = {**dict(zip(graph.tensors, inputs)), **dict(zip(graph.sizes, sizes))}
     arguments = [given.get(i) for i in range(graph.count)]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
+    if graph.bounded is not None:
+        results = graph.bounded.results(arguments, bound)
+        return [r for r, is_made in zip(results, graph.made, strict=True) if is_made]
     same = graph.same if outlining() else {}
     values = evaluate(graph.module, arguments, bound, Words(seeds), same)
     return [values[r] for r, is_made in zip(graph.results, graph.made) if is_made]

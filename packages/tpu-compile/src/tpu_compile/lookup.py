@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Target
 
 from tpu_core.lowering.registry import REGISTRY, Lowering
@@ -46,3 +48,31 @@ def outputs(module: GraphModule) -> list[Any]:
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     result = output.args[0]
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def line_of(node: Node) -> str | None:
+    """The user's line that a node comes from, ``model.py:31 in forward``, or None."""
+    lines = _LINE.findall(str(node.meta.get("stack_trace") or ""))
+    if not lines:
+        return None
+    file, number, function = lines[-1]
+    return f"{file}:{number} in {function}"
+
+
+_LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
+
+
+def part_of(
+    module: GraphModule, nodes: Sequence[Node], inputs: Sequence[Node], results: Sequence[Node]
+) -> GraphModule:
+    """Some nodes of a graph as a graph, which is given others."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in nodes:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[r] for r in results))
+    return GraphModule(module, graph)

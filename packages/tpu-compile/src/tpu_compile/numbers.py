@@ -26,6 +26,12 @@ _ARITHMETIC = {
     torch.sym_not,
 }
 
+ITEM = torch.ops.aten._local_scalar_dense.default
+"""What ``tensor.item()`` is in a graph."""
+
+SELECT = torch.ops.aten.select.int
+"""Takes such a number as its index."""
+
 # A tensor's place takes a number too, which stands for one of no dims.
 _NUMBERS = (torch.NumberType, torch.FloatType, torch.TensorType)
 
@@ -60,7 +66,7 @@ def are_known(value: Any, known: AbstractSet[Any]) -> bool:
 
 def can_be_computed(node: Node) -> bool:
     """Whether a node that is such a number can be one in a program, and where it is used."""
-    made = node.op == "placeholder" or node.target in _ARITHMETIC or node.target is operator.getitem
+    made = node.op == "placeholder" or node.target in (*_ARITHMETIC, operator.getitem, ITEM)
     return made and all(_takes(user, node) for user in node.users)
 
 
@@ -70,6 +76,8 @@ def _takes(user: Node, number: Node) -> bool:
     op = user.target
     if isinstance(op, torch._ops.HigherOrderOperator):
         return True
+    if op is SELECT:
+        return user.args[2] is number
     entry = lowering_of(op)
     if entry is None or not isinstance(op, torch._ops.OpOverload):
         return False

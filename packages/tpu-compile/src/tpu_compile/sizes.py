@@ -178,6 +178,11 @@ class Sizes:
         """Whether `value` can tell a number; what comes from a tensor's contents it cannot."""
         return not isinstance(number, SYMBOLIC) or is_known(number.node.expr, self._values)
 
+    def of(self, number: Any) -> dict[str, int]:
+        """The symbols of a number by name, and their values."""
+        found = sorted(number.node.expr.free_symbols, key=str)
+        return {str(s): int(self._values[s]) for s in found if s in self._values}
+
     def satisfy(self, guard: Any) -> bool:
         """Whether a condition on the symbols is met."""
         return bool(guard.xreplace(self._values))

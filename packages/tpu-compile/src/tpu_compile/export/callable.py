@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
 
+from tpu_compile.draws import as_scalars
 from tpu_compile.export import with_jax
+from tpu_core import _C
 from tpu_core.errors import ExportError
-from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.lowering.dtypes import TO_TORCH, cast
 from tpu_core.lowering.registry import register
 from tpu_core.runtime import hide_lines_of
 
@@ -49,7 +53,7 @@ class LoadedProgram:
         self._out_spec = treespec_loads(self.manifest["torch"]["out"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program.
+        """Run the program; inputs that the module writes are written.
 
         Args:
             *args, **kwargs: Those of the exported module; numbers are as they were exported.
@@ -71,15 +75,28 @@ class LoadedProgram:
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         inputs = [*self.weights.values(), *tensors]
         with torch.no_grad():
-            made = list(torch.ops.tpu_compile.exported(inputs, self._key))
-            mutations = self.manifest["mutations"]
+            made = list(torch.ops.tpu_compile.exported(inputs, self._state(inputs), self._key))
             results = []
+            written = dict(zip((i["name"] for i in self.manifest["inputs"]), tensors))
             for described, tensor in zip(self.manifest["outputs"], made, strict=True):
-                if described["name"] not in mutations:
+                writes = described["writes"]
+                if writes is None:
                     results.append(tensor)
-                elif mutations[described["name"]] in self.weights:
-                    self.weights[mutations[described["name"]]].copy_(tensor)
+                elif "input" in writes:
+                    written[writes["input"]].copy_(tensor)
+                elif writes["buffer"] in self.weights:
+                    self.weights[writes["buffer"]].copy_(tensor)
         return tree_unflatten(results, self._out_spec)
+
+    def _state(self, inputs: list[torch.Tensor]) -> list[int]:
+        """The words of the generator's state before the program; it advances as in eager."""
+        count = self.manifest["draws"]
+        if not count:
+            return []
+        device = inputs[0].device if inputs else self._device
+        generator = _C.default_generator(device.index)
+        (seed, offset), *_ = [_C.next_seed(generator) for _ in range(count)]
+        return as_scalars(n >> shift & 0xFFFFFFFF for n in (seed, offset) for shift in (0, 32))
 
 
 def load(path: str | Path, device: torch.device | str = "tpu") -> LoadedProgram:
@@ -114,7 +131,7 @@ def _weights(
 def _define() -> None:
     hide_lines_of(__file__)
     library = torch.library.Library("tpu_compile", "FRAGMENT")
-    library.define("exported(Tensor[] inputs, str key) -> Tensor[]")
+    library.define("exported(Tensor[] inputs, Scalar[] state, str key) -> Tensor[]")
     library.impl("exported", _meta, "Meta")
     _libraries.append(library)
     register(_NAME, _lower)
@@ -123,10 +140,11 @@ def _define() -> None:
 _libraries: list[torch.library.Library] = []  # an op ends with its library
 
 
-def _meta(inputs: list[torch.Tensor], key: str) -> list[torch.Tensor]:
+def _meta(inputs: list[torch.Tensor], state: list[Any], key: str) -> list[torch.Tensor]:
     from tpu_core.lowering.dtypes import to_numpy_dtype
 
     avals = [jax.ShapeDtypeStruct(tuple(x.shape), to_numpy_dtype(x.dtype)) for x in inputs]
+    avals += [jax.ShapeDtypeStruct((4,), np.uint32)] * bool(state)
     try:
         with jax.enable_x64(True):
             made = jax.eval_shape(_PROGRAMS[key].call, *avals)
@@ -138,5 +156,6 @@ def _meta(inputs: list[torch.Tensor], key: str) -> list[torch.Tensor]:
     return [torch.empty(a.shape, dtype=TO_TORCH[a.dtype], device="meta") for a in made]
 
 
-def _lower(inputs: Sequence[jax.Array], key: str) -> list[jax.Array]:
-    return list(_PROGRAMS[key].call(*inputs))
+def _lower(inputs: Sequence[jax.Array], state: Sequence[Any], key: str) -> list[jax.Array]:
+    words = [jnp.stack([cast(n, np.uint32) for n in state])] if state else []
+    return list(_PROGRAMS[key].call(*inputs, *words))

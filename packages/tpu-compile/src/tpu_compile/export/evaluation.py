@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from tpu_compile.graphs import decompositions
-from tpu_compile.lookup import lowering_of
+from tpu_compile.lookup import line_of, lowering_of
 from tpu_core import lowering
 from tpu_core.errors import ExportError
 from tpu_core.lowering.attention import attention
-from tpu_core.lowering.evaluate import to_jax
-from tpu_core.recorder.compute import call_node
+from tpu_core.lowering.random import derive_key
+from tpu_core.recorder.compute import GraphEvaluator, call_node
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -41,7 +42,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     for node in result.graph.nodes:
         if node.op == "call_function" and not _is_known(node):
             raise ExportError(
-                f"{node.target} cannot be exported: it has no lowering.", line=_line(node)
+                f"{node.target} cannot be exported: it has no lowering.", line=line_of(node)
             )
     return result
 
@@ -56,7 +57,6 @@ def _is_known(node: Node) -> bool:
     )
 
 
-_NO_SEED = "It draws random numbers, for which an exported program has no seed."
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 # Checks of sizes: what is exported states them in the manifest.
@@ -116,58 +116,101 @@ def as_function(module: GraphModule, scope: Any) -> Callable[..., list[jax.Array
         module: A graph of overloads that have lowerings.
         scope: JAX's scope of the symbolic sizes, under the names they have in the graph.
 
+    Returns:
+        The function; where the graph `draws`, its last argument is the ``uint32[4]`` of `Draws`.
+
     Raises:
         ExportError: A lowering cannot do with a symbolic size. Raised where the function is traced.
     """
-
-    def size(value: Any) -> Any:
-        return dimension(value, scope)
+    has_draws = draws(module)
 
     def run(*inputs: jax.Array) -> list[jax.Array]:
-        values: dict[Node, Any] = {}
+        keys = Draws(inputs[-1]) if has_draws else None
         arrays = iter(inputs)
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                tensor = isinstance(node.meta.get("val"), torch.Tensor)
-                values[node] = next(arrays) if tensor else node.meta.get("val")
-            elif node.op == "get_attr":
-                values[node] = to_jax(getattr(module, str(node.target)))
-            elif node.op == "output":
-                return [values[n] for n in node.args[0] if isinstance(n, Node)]
-            elif node.target in _CHECKS:
-                continue
-            else:
-                try:
-                    values[node] = _value(node, values, size)
-                except Exception as error:
-                    raise _refused(node, error) from error
-        raise AssertionError("The graph has no output.")
+        metas = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
+        given = [next(arrays) if isinstance(m, torch.Tensor) else m for m in metas]
+        results = _Evaluator(scope, keys).results(module, given)
+        (output,) = module.graph.find_nodes(op="output")
+        return [r for r, n in zip(results, output.args[0], strict=True) if isinstance(n, Node)]
 
     return run
 
 
-def _value(node: Node, values: dict[Node, Any], size: Callable[[Any], Any]) -> Any:
-    if _is_number(node.meta.get("val")):
-        return size(node.meta["val"])
-    given: Any
-    if node.target is operator.getitem:
-        given = torch.fx.node.map_arg(node.args, values.__getitem__)
-        return given[0][given[1]]
+class _Evaluator(GraphEvaluator):
+    """Evaluates an exported graph.
+
+    Args:
+        scope: JAX's scope of the symbolic sizes.
+        keys: Of its random ops, if it has any.
+    """
+
+    def __init__(self, scope: Any, keys: Draws | None) -> None:
+        self._scope, self._keys = scope, keys
+
+    def _size(self, value: Any) -> Any:
+        return dimension(value, self._scope)
+
+    def call(self, node: Node, values: dict[Node, Any]) -> Any:
+        try:
+            if node.target in _CHECKS:
+                return None
+            if _is_number(node.meta.get("val")):
+                return self._size(node.meta["val"])
+            return self.called(node, values)
+        except Exception as error:
+            raise _refused(node, error) from error
+
+    def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        given: Any
+        if node.target is _ATTENTION:
+            given = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            return _attention(self._key(node), *given[0], **given[1])
+        entry = lowering_of(node.target)
+        assert entry is not None
+        if node.target in _SYMBOLIC and _is_symbolic(node):
+            shape = tuple(map(self._size, node.meta["val"].shape))
+            given = torch.fx.node.map_arg(node.args, values.__getitem__)
+            return _SYMBOLIC[node.target](shape, *given)
+        return call_node(node, entry, _with_scalars(node, values), self._key(node), self._size)
+
+    def _key(self, node: Node) -> jax.Array | None:
+        return self._keys.key() if self._keys is not None and _is_random(node) else None
+
+
+class Draws:
+    """Keys of a program's random ops: what eager on the device draws from the same state.
+
+    Args:
+        words: ``uint32[4]``, low and high words of the generator's seed and of its offset.
+    """
+
+    def __init__(self, words: jax.Array) -> None:
+        self._seed_low, self._seed_high = words[0], words[1]
+        self._offset = words[2].astype(np.uint64) | words[3].astype(np.uint64) << np.uint64(32)
+        self._count = 0
+
+    def key(self) -> jax.Array:
+        """The key of the next op; each takes one step of the generator."""
+        offset = self._offset + np.uint64(4 * self._count)  # the generator's step
+        self._count += 1
+        low, high = offset.astype(np.uint32), (offset >> np.uint64(32)).astype(np.uint32)
+        return derive_key(self._seed_low, self._seed_high, low, high)
+
+
+def draws(module: GraphModule) -> int:
+    """Number of a graph's random ops."""
+    return sum(map(_is_random, module.graph.nodes))
+
+
+def _is_random(node: Node) -> bool:
     if node.target is _ATTENTION:
-        given = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        return _attention(*given[0], **given[1])
-    entry = lowering_of(node.target)
-    assert entry is not None
-    if entry.draws(node.args, node.kwargs):
-        raise ValueError(_NO_SEED)
-    if node.target in _SYMBOLIC and _is_symbolic(node):
-        shape = tuple(map(size, node.meta["val"].shape))
-        given = torch.fx.node.map_arg(node.args, values.__getitem__)
-        return _SYMBOLIC[node.target](shape, *given)
-    return call_node(node, entry, _with_scalars(node, values), None, size)
+        return bool(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0))
+    entry = lowering_of(node.target) if node.op == "call_function" else None
+    return entry is not None and entry.draws(node.args, node.kwargs)
 
 
 def _attention(
+    random: jax.Array | None,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -181,10 +224,10 @@ def _attention(
     enable_gqa: bool = False,
 ) -> jax.Array:
     """`torch.nn.functional.scaled_dot_product_attention`, whose grouped queries need no repeats."""
-    if dropout or dropout_p:
-        raise ValueError(_NO_SEED)
     mask = attn_mask if mask is None else mask
-    out: jax.Array = attention(query, key, value, mask, 0.0, is_causal, scale=scale)[0]
+    dropped = dropout or dropout_p
+    made = attention(query, key, value, mask, dropped, is_causal, scale=scale, key=random)
+    out: jax.Array = made[0]
     return out
 
 
@@ -224,7 +267,7 @@ _SYMBOLIC: dict[Any, Callable[..., jax.Array]] = {
 }
 
 
-def _with_scalars(node: Node, values: dict[Node, Any]) -> dict[Node, Any]:
+def _with_scalars(node: Node, values: Mapping[Node, Any]) -> Mapping[Node, Any]:
     """The values, with symbolic sizes that the op computes with as arrays."""
     op: Any = node.target
     computed = {
@@ -238,15 +281,4 @@ def _with_scalars(node: Node, values: dict[Node, Any]) -> dict[Node, Any]:
 
 
 def _refused(node: Node, error: Exception) -> ExportError:
-    return ExportError(f"{node.target} cannot be exported: {error}", line=_line(node))
-
-
-def _line(node: Node) -> str | None:
-    trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
-    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
-    return lines[-1].removeprefix("File ") if lines else None
-
-
-def mutated_inputs(program: ExportedProgram) -> Sequence[str]:
-    """Names of the inputs that the program writes."""
-    return list(program.graph_signature.user_inputs_to_mutate.values())
+    return ExportError(f"{node.target} cannot be exported: {error}", line=line_of(node))

@@ -4,7 +4,8 @@ What `save` writes is a folder:
 
 * ``manifest.json``: inputs, outputs, weights and how the program is called.
 * ``program.stablehlo.bc``: the program as portable StableHLO bytecode, whose arguments are the
-  weights in the manifest's order, then the inputs. ``program.stablehlo.mlir``: its text.
+  weights in the manifest's order, then the inputs. Where it draws random numbers, ``uint32[4]``
+  follows: low and high words of seed and offset. ``program.stablehlo.mlir``: its text.
 * ``weights.safetensors``: the weights, unless they are constants of the program.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -44,17 +46,27 @@ class JaxProgram:
     exported: jax.export.Exported
     _call: Callable[..., list[jax.Array]]
 
-    def __call__(self, *inputs: Any) -> list[jax.Array]:
+    def __call__(self, *inputs: Any, seed: int | None = None, offset: int = 0) -> list[jax.Array]:
         """The program's outputs in the manifest's order.
 
         Args:
             *inputs: Arrays of the manifest's shapes and dtypes, in its order.
+            seed: Of a program that draws random numbers, whose manifest has ``draws``: as of
+                ``torch.manual_seed``.
+            offset: Of the generator; each draw advances it by 4.
 
         Raises:
-            ValueError: Number, shape or dtype of an input differs.
+            ValueError: Number, shape or dtype of an input differs, or there is no seed where the
+                program draws.
         """
+        state = []
+        if self.manifest["draws"]:
+            if seed is None:
+                raise ValueError("The program draws random numbers: call it with seed=.")
+            words = [n >> shift & 0xFFFFFFFF for n in (seed, offset) for shift in (0, 32)]
+            state = [np.array(words, np.uint32)]
         with jax.enable_x64(True):  # 64-bit inputs keep their width
-            return self._call(*self.weights, *inputs)
+            return self._call(*self.weights, *inputs, *state)
 
 
 def load(path: str | Path) -> JaxProgram:
@@ -103,6 +115,8 @@ def exported_program(manifest: dict[str, Any], bytecode: bytes) -> jax.export.Ex
     """The program as JAX holds it, put together from the manifest and the bytecode."""
     scope = jax.export.SymbolicScope(manifest["constraints"])
     arguments = [*manifest["weights"], *manifest["inputs"]]
+    if manifest["draws"]:
+        arguments.append({"shape": [4], "dtype": "uint32"})
     ins = tuple(_aval(a, scope) for a in arguments)
     outs = tuple(_aval(a, scope) for a in manifest["outputs"])
     call = manifest["call"]

@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, treespec_dumps
 
 from tpu_compile._version import __version__
-from tpu_compile.export.evaluation import as_function, decomposed, dimension, mutated_inputs
+from tpu_compile.export.evaluation import as_function, decomposed, dimension, draws
 from tpu_compile.export.with_jax import BYTECODE, FORMAT, MANIFEST, TEXT, WEIGHTS
 from tpu_core.errors import ExportError
 from tpu_core.lowering.dtypes import to_numpy_dtype
@@ -40,8 +40,8 @@ def save(
         platforms: JAX platforms that it shall run on.
 
     Raises:
-        ExportError: An op has no lowering or draws random numbers, an input is written, or a size
-            is computed in a way that JAX's symbolic shapes cannot express.
+        ExportError: An op has no lowering, or a size is computed in a way that JAX's symbolic
+            shapes cannot express.
 
     Example:
         >>> save(torch.export.export(model, (x,)), "model")
@@ -49,11 +49,6 @@ def save(
     if weights not in ("beside", "inside"):
         raise ValueError(f"weights is 'beside' or 'inside', not {weights!r}.")
     program = decomposed(program)
-    if names := mutated_inputs(program):
-        raise ExportError(
-            f"A program that writes its inputs cannot be exported: {', '.join(names)}.",
-            remedy="Return what would be written, and write it outside.",
-        )
     constraints = _constraints(program)
     scope = jax.export.SymbolicScope(constraints)
     tensors = _weights(program)
@@ -61,6 +56,8 @@ def save(
 
     given: list[dict[str, Any]] = [_describe(n, t, scope) for n, t in tensors.items()]
     given += [_describe(n, t, scope) for n, t in inputs.items()]
+    count = draws(program.graph_module)
+    given += [{"name": "state", "shape": [4], "dtype": "uint32"}] * bool(count)
     function = as_function(program.graph_module, scope)
     if weights == "inside":
         constants = [to_jax(t) for t in tensors.values()]
@@ -80,12 +77,12 @@ def save(
     manifest = {
         "format": FORMAT,
         "name": lowered.fun_name,
-        "inputs": given[kept:],
+        "inputs": given[kept : -1 if count else None],
+        "draws": count,
         "outputs": [
-            {"name": n, "shape": [_json(d) for d in a.shape], "dtype": str(a.dtype)}
-            for n, a in zip(_output_names(program), lowered.out_avals, strict=True)
+            {**o, "shape": [_json(d) for d in a.shape], "dtype": str(a.dtype)}
+            for o, a in zip(_outputs(program), lowered.out_avals, strict=True)
         ],
-        "mutations": _mutations(program),
         "weights": [{**d, "tensor": stored[d["name"]]} for d in given[:kept]],
         "constraints": constraints,
         "platforms": list(lowered.platforms),
@@ -191,17 +188,14 @@ def _json(dimension: Any) -> int | str:
     return dimension if isinstance(dimension, int) else str(dimension)
 
 
-def _output_names(program: ExportedProgram) -> list[str]:
-    return [s.arg.name for s in program.graph_signature.output_specs if hasattr(s.arg, "name")]
-
-
-def _mutations(program: ExportedProgram) -> dict[str, str]:
-    """Buffers by the output that is their new value."""
-    return {
-        s.arg.name: str(s.target)
+def _outputs(program: ExportedProgram) -> list[dict[str, Any]]:
+    """Name of each output, and what it is the new value of: ``{"buffer": name}``, or an input."""
+    kinds = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.USER_INPUT_MUTATION: "input"}
+    return [
+        {"name": s.arg.name, "writes": {kinds[s.kind]: s.target} if s.kind in kinds else None}
         for s in program.graph_signature.output_specs
-        if s.kind is OutputKind.BUFFER_MUTATION and hasattr(s.arg, "name")
-    }
+        if hasattr(s.arg, "name")
+    ]
 
 
 def _distinct(tensors: dict[str, torch.Tensor]) -> dict[str, str]:

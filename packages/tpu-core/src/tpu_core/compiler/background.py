@@ -21,6 +21,7 @@ from tpu_core.compiler.worker import Job, Result
 from tpu_core.compiler.workers import Workers
 from tpu_core.errors import BackgroundCompileWarning
 from tpu_core.metrics import METRICS
+from tpu_core.padding.told import ops_of
 
 logger = logging.getLogger("tpu_core")
 
@@ -147,7 +148,7 @@ class Background:
                 return True
             known.stage, known.ready = _Stage.COMPILING, None
         METRICS.compiling(1)
-        self.workers.submit(job(), lambda result: self._compiled(s, known, key, result))
+        self.workers.submit(job, lambda result: self._compiled(s, known, key, result))
         return True
 
     def _is_cheap(self, s: Segment, missing: list[tuple[str, Node]]) -> bool:
@@ -185,5 +186,6 @@ class Background:
 
 def seconds_to_compile(nodes: Sequence[Node]) -> float:
     """What compiling ops as one program costs on one core, roughly."""
-    products = sum(any(part in n.name for part in _PRODUCTS) for n in nodes)
-    return _PROGRAM + _OP * len(nodes) + _PRODUCT * products
+    names = [name for node in nodes for name in ops_of(node)]
+    products = sum(any(part in name for part in _PRODUCTS) for name in names)
+    return _PROGRAM + _OP * len(names) + _PRODUCT * products

@@ -172,8 +172,10 @@ class ProgramBuilder:
         self, s: Segment, key: str, exported: dict[str, Any], missing: list[tuple[str, int]]
     ) -> bool:
         def job() -> Job:
+            if any(n.plan is not None and n.plan.compute.is_local for n in s.nodes):
+                return Job(None, segments.lower(s), s.device)
             numbers = [(n.pack, n.compiled_in, n.value) for n in s.numbers]
-            return Job({**exported, "numbers": numbers})
+            return Job({**exported, "numbers": numbers}, None, s.device)
 
         lacking = [(self.key(s, k, s.constants_of(node)), s.nodes[node]) for k, node in missing]
         return self.background.serves_in_pieces(s, key, lacking, bool(_forbidden), job)

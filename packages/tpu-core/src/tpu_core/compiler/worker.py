@@ -19,9 +19,17 @@ _NICENESS = 10
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A segment to compile, as the extension exported it."""
+    """A segment to compile.
 
-    exported: dict[str, Any]
+    Attributes:
+        exported: As the extension exported it.
+        module: Its StableHLO bytecode, where what its ops compute is known to this process alone.
+        device: Index of its device.
+    """
+
+    exported: dict[str, Any] | None
+    module: bytes | None
+    device: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,10 @@ def compile_job(job: Job, client: Any, device: int = 0) -> Result:
 
     started = time.perf_counter()
     try:
-        module = segments.lower(segments.Segment.from_export(job.exported))
+        module = job.module
+        if module is None:
+            assert job.exported is not None
+            module = segments.lower(segments.Segment.from_export(job.exported))
         executable = pjrt.compile_module(module, client.devices[device], client)
         payload = pjrt.serialize(executable)
     except Exception as error:  # the parent compiles it itself, and has the error where it belongs

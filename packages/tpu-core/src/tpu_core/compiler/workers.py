@@ -22,6 +22,7 @@ _IDLE_SECONDS = 60.0
 # A job that ends its process is tried once more: the system may have been short of memory.
 _ATTEMPTS = 2
 
+MakeJob = Callable[[], Job]
 Done = Callable[[Result], None]
 
 
@@ -99,7 +100,7 @@ class InProcess:
     def compile(self, job: bytes) -> Result:
         """Compile a pickled `Job` for its own device."""
         loaded: Job = pickle.loads(job)
-        return compile_job(loaded, self._client, loaded.exported["device"])
+        return compile_job(loaded, self._client, loaded.device)
 
     def kill(self) -> None:
         """Nothing: what is under way ends by itself."""
@@ -114,7 +115,7 @@ class Workers:
 
     Example:
         >>> workers = Workers(1)
-        >>> workers.submit(Job(exported), lambda result: store(result.payload))
+        >>> workers.submit(lambda: Job(exported, None, 0), lambda result: store(result.payload))
         >>> workers.wait(timeout=60)
         True
     """
@@ -123,7 +124,7 @@ class Workers:
         self, most: int, start: Callable[[], WorkerProcess | InProcess] = WorkerProcess
     ) -> None:
         self._most, self._start_process = most, start
-        self._jobs: deque[tuple[Job, Done]] = deque()
+        self._jobs: deque[tuple[MakeJob, Done]] = deque()
         self._changed = threading.Condition()
         self._threads: set[threading.Thread] = set()
         self._processes: set[WorkerProcess | InProcess] = set()
@@ -131,8 +132,8 @@ class Workers:
         self._pending = 0  # jobs without a result
         self._closed = False
 
-    def submit(self, job: Job, done: Done) -> None:
-        """Compile a job; ``done`` is called with the result, in another thread."""
+    def submit(self, job: MakeJob, done: Done) -> None:
+        """Compile what ``job()`` gives, and call ``done(result)``; both in another thread."""
         with self._changed:
             if self._closed:
                 return
@@ -193,7 +194,7 @@ class Workers:
             with self._changed:
                 self._threads.discard(threading.current_thread())
 
-    def _next(self) -> tuple[Job, Done] | None:
+    def _next(self) -> tuple[MakeJob, Done] | None:
         """The next job; None where it is time to end."""
         with self._changed:
             deadline = time.monotonic() + _IDLE_SECONDS
@@ -208,10 +209,10 @@ class Workers:
             return None
 
     def _compile(
-        self, job: Job, process: WorkerProcess | InProcess | None
+        self, job: MakeJob, process: WorkerProcess | InProcess | None
     ) -> tuple[Result, WorkerProcess | InProcess | None]:
         try:
-            data = pickle.dumps(job)
+            data = pickle.dumps(job())
         except Exception as error:
             return Result(error=f"the segment cannot be sent: {error}"), process
         for _ in range(_ATTEMPTS):

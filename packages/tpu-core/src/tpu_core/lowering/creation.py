@@ -96,6 +96,11 @@ def to_copy(self: Array, *, dtype: Any = None, non_blocking: bool = False, out: 
     return cast(self, out[0].dtype)
 
 
+@lowering("prims.convert_element_type.default")
+def convert_element_type(a: Array, dtype: Any, *, out: Out) -> Array:
+    return cast(a, out[0].dtype)
+
+
 @lowering("aten.clone.default", "aten._lazy_clone.default")
 def clone(self: Array) -> Array:
     return self

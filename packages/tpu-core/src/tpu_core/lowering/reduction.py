@@ -72,8 +72,11 @@ def mean(
 
 def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
     """Mean in ``x``'s own dtype; NaN over no elements."""
-    count = count_of(x, axes)
-    return sum_over(x, axes, keepdim) / np.asarray(count, x.dtype)
+    count: Any = count_of(x, axes)
+    # A size of an exported program may be symbolic.
+    known = isinstance(count, int)
+    divisor = np.asarray(count, x.dtype) if known else jnp.asarray(count).astype(x.dtype)
+    return sum_over(x, axes, keepdim) / divisor
 
 
 @lowering("aten.prod.default", "aten.prod.dim_int")

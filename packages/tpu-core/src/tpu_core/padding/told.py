@@ -65,6 +65,11 @@ class OpenGraph(Protocol):
     """What a graph tells about itself; its op takes ``(inputs, sizes, ..., key)``."""
 
     @property
+    def ops(self) -> Sequence[str]:
+        """Names of its ops."""
+        ...
+
+    @property
     def open(self) -> Sequence[OpenSize]:
         """Its open sizes."""
         ...
@@ -101,6 +106,12 @@ def tells(op: str, find: Callable[[str], OpenGraph]) -> None:
 def has_graphs(segment: Segment) -> bool:
     """Whether an op of the segment may tell of its sizes."""
     return any(node.name in _FINDERS for node in segment.nodes)
+
+
+def ops_of(node: Node) -> Sequence[str]:
+    """Names of what a node computes: its op, or those of the graph that it stands for."""
+    graph = _graph_of(node)
+    return (node.name,) if graph is None else graph.ops
 
 
 class _Untold(Exception):
@@ -227,6 +238,8 @@ class _Reader:
             read = plan.reads[d.tensor]
             if read.form == views.SLICE:
                 # A window stays smaller than what it is cut from.
+                if d.dim not in read.dims:  # of one element
+                    raise _Untold
                 base = read.base_sizes[read.dims.index(d.dim)]
                 bounds.append(base - 1 if base > value else None)
         variable.high = min((b for b in bounds if b is not None), default=None)

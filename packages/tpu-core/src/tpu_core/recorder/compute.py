@@ -1,28 +1,33 @@
 """What a recorded node computes: the function over JAX values in a `NodePlan`.
 
-Both kinds can be pickled, so that another process may lower what this one recorded.
+Both kinds can be pickled, so that another process may lower what this one recorded, unless it is
+local: what a compiled graph or a JAX function computes.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from tpu_core import lowering
 from tpu_core.lowering.dtypes import cast
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering
+from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
+from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name, overload_of
 
-Compute = Callable[[list[Any], dict[str, Any], Any], list[Any]]
-"""Called with positional arguments, keyword arguments and the key of a random op."""
+# Where the lowerings are that every process loads.
+_LOWERINGS = str(Path(lowering.__file__).parent) + os.sep
 
 
 class LoweringCompute:
@@ -45,6 +50,11 @@ class LoweringCompute:
                 self._entry, tuple(positional), keywords, self._out, key, self._contiguous
             )
         )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the lowering is of another package, registered in this process alone."""
+        return not self._entry.location.startswith(_LOWERINGS)
 
     @property
     def out(self) -> tuple[Any, ...]:
@@ -82,6 +92,8 @@ class GraphCompute:
 
     __slots__ = ("_args", "_graph", "_op", "_out")
 
+    is_local = False
+
     def __init__(
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], out: tuple[Any, ...]
     ) -> None:
@@ -109,6 +121,10 @@ def _graph_of_name(op: str, args: tuple[Any, ...], out: tuple[Any, ...]) -> Grap
     return GraphCompute(overload_of(op), args, out)
 
 
+Compute = LoweringCompute | GraphCompute
+"""Called with positional arguments, keyword arguments and the key of a random op."""
+
+
 def flatten(results: tuple[Any, ...]) -> list[Any]:
     """Results with lists flattened, undefined ones kept as None."""
     flat: list[Any] = []
@@ -121,12 +137,91 @@ def _entry_of_name(target: Any) -> Lowering | None:
     return REGISTRY.get(str(target))
 
 
+class GraphEvaluator:
+    """Evaluates FX graphs of functional overloads on JAX values.
+
+    The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings.
+    """
+
+    def values(self, module: GraphModule, arguments: Iterable[Any]) -> dict[Node, Any]:
+        """The value of each node.
+
+        Args:
+            module: The graph.
+            arguments: Values of its placeholders.
+        """
+        values: dict[Node, Any] = {}
+        given = iter(arguments)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = self.argument(node, next(given))
+            elif node.op == "get_attr":
+                values[node] = self.constant(getattr(module, str(node.target)))
+            elif node.op != "output":
+                values[node] = self.call(node, values)
+        return values
+
+    def results(self, module: GraphModule, arguments: Iterable[Any]) -> list[Any]:
+        """What the graph returns; arguments as of `values`."""
+        values = self.values(module, arguments)
+        (output,) = module.graph.find_nodes(op="output")
+        result = torch.fx.node.map_arg(output.args[0], values.__getitem__)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def argument(self, node: Node, value: Any) -> Any:
+        """The value of a placeholder that is given one."""
+        return value
+
+    def constant(self, value: Any) -> Any:
+        """The value of a ``get_attr`` node, from the module's attribute."""
+        return to_jax(value)
+
+    def call(self, node: Node, values: dict[Node, Any]) -> Any:
+        """The value of a node that calls something, from those before it."""
+        return self.called(node, values)
+
+    def called(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """As `call`: an element of a result, or what an overload gives."""
+        if node.target is operator.getitem:
+            source, index = node.args
+            return values[source][index]  # type: ignore[index]  # a node
+        return self.call_op(node, values)
+
+    def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """The value of a node that calls an overload."""
+        raise NotImplementedError
+
+
+class _Plain(GraphEvaluator):
+    """Evaluates a graph that has overloads with lowerings and nothing else."""
+
+    def __init__(
+        self,
+        key: Any,
+        entry_of: Callable[[Any], Lowering | None],
+        scope: Callable[[Node], AbstractContextManager[Any]],
+    ) -> None:
+        self._key, self._entry_of, self._scope = key, entry_of, scope
+        self._draws = 0
+
+    def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        entry = self._entry_of(node.target)
+        if entry is None:
+            raise LookupError(f"{node.target} has no lowering.")
+        key = None
+        if entry.draws(node.args, node.kwargs):
+            key = fold_in(self._key, self._draws)
+            self._draws += 1
+        with self._scope(node):
+            return call_node(node, entry, values, key)
+
+
 def run_graph(
     graph: GraphModule,
     tensors: Sequence[jax.Array],
     key: Any = None,
     entry_of: Callable[[Any], Lowering | None] = _entry_of_name,
-    scope: Callable[[torch.fx.Node], AbstractContextManager[Any]] = nullcontext,
+    scope: Callable[[Node], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Any]:
     """Evaluate an FX graph of functional overloads on JAX values.
 
@@ -137,41 +232,13 @@ def run_graph(
         entry_of: The lowering of an overload.
         scope: Entered around the lowering of each node.
     """
-    from tpu_core.lowering.random import fold_in
-
-    values: dict[torch.fx.Node, Any] = {}
-    inputs = iter(tensors)
-    draws = 0
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(inputs)
-        elif node.op == "get_attr":
-            from tpu_core.lowering.evaluate import to_jax
-
-            values[node] = to_jax(getattr(graph, node.target))
-        elif node.op == "output":
-            result = torch.fx.node.map_arg(node.args[0], values.__getitem__)
-            return list(result) if isinstance(result, (list, tuple)) else [result]
-        elif node.target is operator.getitem:
-            source, index = node.args
-            values[node] = values[source][index]
-        else:
-            entry = entry_of(node.target)
-            if entry is None:
-                raise LookupError(f"{node.target} has no lowering.")
-            own_key = None
-            if entry.draws(node.args, node.kwargs):
-                own_key = fold_in(key, draws)
-                draws += 1
-            with scope(node):
-                values[node] = call_node(node, entry, values, own_key)
-    raise ValueError("The graph has no output.")
+    return _Plain(key, entry_of, scope).results(graph, tensors)
 
 
 def call_node(
-    node: torch.fx.Node,
+    node: Node,
     entry: Lowering,
-    values: Mapping[torch.fx.Node, Any],
+    values: Mapping[Node, Any],
     key: Any = None,
     size: Callable[[Any], int] = int,
 ) -> Any:
