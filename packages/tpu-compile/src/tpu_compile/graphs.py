@@ -72,8 +72,9 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
-    run = _run_of_tensors if _has_only_tensors(graph) else _run
-    boxed: Callable[..., Any] = make_boxed_func(functools.partial(run, graph))
+    if _has_only_tensors(graph):
+        return _of_tensors(graph)
+    boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
     return boxed
 
 
@@ -82,10 +83,22 @@ def _has_only_tensors(graph: Graph) -> bool:
     return made and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
 
 
-def _run_of_tensors(graph: Graph, *args: Any) -> list[Any]:
-    GRAPHS[graph.key] = graph
-    made: list[Any] = torch.ops.tpu_compile.graph.default(args, (), (), graph.key)
-    return made
+def _of_tensors(graph: Graph) -> Callable[[list[Any]], list[Any]]:
+    op, key = torch.ops.tpu_compile.graph.default, graph.key
+
+    def general(tensors: list[Any]) -> list[Any]:
+        made: list[Any] = op(tensors, (), (), key)
+        return made
+
+    # Each tensor costs the dispatcher and its boxing as much as XLA's call.
+    record = _C.list_caller("tpu_compile::graph", ((), (), key), general)
+
+    def run(tensors: list[Any]) -> list[Any]:
+        GRAPHS[key] = graph
+        return record(tensors)
+
+    vars(run)["_boxed_call"] = True
+    return run
 
 
 def _run(graph: Graph, *args: Any) -> list[Any]:
