@@ -23,10 +23,9 @@ class Borrowed {
  public:
   explicit Borrowed(size_t n) : list_(c10::TensorType::get()) { list_.reserve(n); }
   ~Borrowed() {
-    for (size_t i = 0; i < list_.size(); ++i) {
-      c10::IValue borrowed = list_.extract(i);
-      c10::MaybeOwnedTraits<c10::IValue>::destroyBorrow(borrowed);
-    }
+    const c10::IValue list = list_;
+    for (const c10::IValue& borrowed : list.toListRef())  // of nobody else: it may be changed
+      c10::MaybeOwnedTraits<c10::IValue>::destroyBorrow(const_cast<c10::IValue&>(borrowed));
   }
   void add(const at::Tensor& t) { list_.push_back(Borrow::createBorrow(t)); }
   const c10::impl::GenericList& list() const { return list_; }
