@@ -79,23 +79,29 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 
 
 def _has_only_tensors(graph: Graph) -> bool:
-    made = all(graph.made) and all(map(_is_tensor, graph.results))
-    return made and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
+    """Whether a graph is a function of tensors that gives tensors and constants."""
+    results = zip(graph.results, graph.made)
+    plain = all(_is_tensor(r) if made else not isinstance(r, Node) for r, made in results)
+    return plain and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
 
 
 def _of_tensors(graph: Graph) -> Callable[[list[Any]], list[Any]]:
-    op, key = torch.ops.tpu_compile.graph.default, graph.key
+    op, key, whole = torch.ops.tpu_compile.graph.default, graph.key, all(graph.made)
 
     def general(tensors: list[Any]) -> list[Any]:
         made: list[Any] = op(tensors, (), (), key)
         return made
 
-    # Each tensor costs the dispatcher and its boxing as much as XLA's call.
+    # The dispatcher and its boxing would cost as much as XLA's call.
     record = _C.list_caller("tpu_compile::graph", ((), (), key), general)
 
     def run(tensors: list[Any]) -> list[Any]:
         GRAPHS[key] = graph
-        return record(tensors)
+        made: list[Any] = record(tensors)
+        if whole:
+            return made
+        rest = iter(made)
+        return [next(rest) if is_made else r for r, is_made in zip(graph.results, graph.made)]
 
     vars(run)["_boxed_call"] = True
     return run
