@@ -6,12 +6,18 @@ the calling thread, the runners in turn in one process, each call run as a progr
 figures that repeat:
 
     taskset -c 0 python integration/benchmarks/call_overhead.py --json out.json
+
+The other rows are parts that are not ours, and so the floor: Dynamo and AOTAutograd around a
+callable that does nothing, XLA's execution of the program, and Dynamo around ``jax.jit``, which is
+more than its parts: what runs between two checks of the guards takes them out of the processor's
+cache.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,30 +43,63 @@ def total(*xs: Any) -> Any:
     return result
 
 
+def another() -> Callable[..., Any]:
+    """`total` as a function of its own: Dynamo would check the guards of all of one's compiles."""
+    return types.FunctionType(total.__code__.replace(), globals())
+
+
 def runners(inputs: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """The call of each runner, and what waits for it."""
     import jax
     import jax.numpy as jnp
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
 
     from tpu_compile import backend
 
     tensors = [torch.ones(4, device="tpu") for _ in range(inputs)]
     arrays = [jnp.ones(4) for _ in range(inputs)]
-    alone: list[Callable[..., Any]] = []
-
-    def keep(model: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        alone.append(backend.tpu(model, example_inputs))
-        return alone[-1]
-
-    torch.compile(total, backend=keep, fullgraph=True)(*tensors)
-    torch._dynamo.reset()  # or the guards of both compiles would be checked
-    compiled = torch.compile(total, fullgraph=True)
+    made = [torch.ones(4, device="tpu")]
     jitted = jax.jit(total)
+    executable = jitted.lower(*arrays).compile().runtime_executable()
+
+    def compiled(backend: Any) -> Callable[..., Any]:
+        function: Callable[..., Any] = torch.compile(another(), backend=backend, fullgraph=True)
+        function(*tensors)
+        return function
+
+    def callable_of(compile: Callable[..., Any]) -> Callable[..., Any]:
+        kept: list[Callable[..., Any]] = []
+
+        def keep(model: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            kept.append(compile(model, example_inputs))
+            return kept[-1]
+
+        compiled(keep)
+        return kept[-1]
+
+    def around(work: Callable[[], object]) -> Callable[..., Any]:
+        return compiled(lambda *_: lambda *_: (work(), made)[1])
+
+    def nothing(*_: Any) -> Any:
+        return make_boxed_func(lambda *_: made)
+
+    with_guards, alone = compiled("tpu"), callable_of(backend.tpu)
+    dynamo, dynamo_around_jax = around(lambda: None), around(lambda: jitted(*arrays))
+    autograd = callable_of(aot_autograd(fw_compiler=nothing, inference_compiler=nothing))
     wait = torch.tpu.synchronize
+
+    def wait_for_jax() -> None:
+        jitted(*arrays).block_until_ready()
+
     return {
-        "with guards": (lambda: compiled(*tensors), wait),
-        "backend alone": (lambda: alone[0](*tensors), wait),
-        "jax.jit": (lambda: jitted(*arrays), lambda: jitted(*arrays).block_until_ready()),
+        "with guards": (lambda: with_guards(*tensors), wait),
+        "backend alone": (lambda: alone(*tensors), wait),
+        "jax.jit": (lambda: jitted(*arrays), wait_for_jax),
+        "Dynamo around nothing": (lambda: dynamo(*tensors), wait),
+        "Dynamo around jax.jit": (lambda: dynamo_around_jax(*tensors), wait_for_jax),
+        "AOTAutograd around nothing": (lambda: autograd(*tensors), wait),
+        "XLA's execution": (lambda: executable.execute_sharded(arrays), wait_for_jax),
     }
 
 

@@ -82,8 +82,9 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
-    run = _run_of_tensors if _has_only_tensors(graph) else _run
-    boxed: Callable[..., Any] = make_boxed_func(functools.partial(run, graph))
+    if _has_only_tensors(graph):
+        return _of_tensors(graph)
+    boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
     return boxed
 
 
@@ -135,14 +136,32 @@ def _try(graph: Graph) -> None:
 
 
 def _has_only_tensors(graph: Graph) -> bool:
-    made = all(graph.made) and all(map(_is_tensor, graph.results))
-    return made and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
+    """Whether a graph is a function of tensors that gives tensors and constants."""
+    results = zip(graph.results, graph.made)
+    plain = all(_is_tensor(r) if made else not isinstance(r, Node) for r, made in results)
+    return plain and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
 
 
-def _run_of_tensors(graph: Graph, *args: Any) -> list[Any]:
-    GRAPHS[graph.key] = graph
-    made: list[Any] = torch.ops.tpu_compile.graph.default(args, (), (), graph.key)
-    return made
+def _of_tensors(graph: Graph) -> Callable[[list[Any]], list[Any]]:
+    op, key, whole = torch.ops.tpu_compile.graph.default, graph.key, all(graph.made)
+
+    def general(tensors: list[Any]) -> list[Any]:
+        made: list[Any] = op(tensors, (), (), key)
+        return made
+
+    # The dispatcher and its boxing would cost as much as XLA's call.
+    record = _C.list_caller("tpu_compile::graph", ((), (), key), general)
+
+    def run(tensors: list[Any]) -> list[Any]:
+        GRAPHS[key] = graph
+        made: list[Any] = record(tensors)
+        if whole:
+            return made
+        rest = iter(made)
+        return [next(rest) if is_made else r for r, is_made in zip(graph.results, graph.made)]
+
+    vars(run)["_boxed_call"] = True
+    return run
 
 
 def _run(graph: Graph, *args: Any) -> list[Any]:

@@ -265,10 +265,9 @@ void add_tensor(
     c.wide = true;
   c.hasher.add(written ? 23 : 22);
   if (!(written && d.write_only)) {
-    Access read;
+    auto& read = c.reads.emplace_back();
     read.tensor = operand;
     resolve(c, read);
-    c.reads.push_back(std::move(read));
   }
   if (written) {
     Access write;
@@ -310,6 +309,7 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         const auto list = v.toListRef();
         c.hasher.add(60);
         c.hasher.add(list.size());
+        c.reads.reserve(c.reads.size() + list.size());
         for (const auto& item : list) {
           if (item.isNone()) c.hasher.add(20);
           else add_tensor(c, d, item.toTensor(), written, true);

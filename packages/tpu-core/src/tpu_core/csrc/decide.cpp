@@ -122,6 +122,7 @@ namespace {
 // All but the program.
 Cut ends_of(const Segment& s) {
   Cut c;
+  c.inputs.reserve(s.slots.size());
   const bool keep = mode().inspect != nullptr;  // an inspection looks at the inputs, too
   for (uint32_t i = 0; i < s.slots.size(); ++i) {
     auto& v = s.slots[i];

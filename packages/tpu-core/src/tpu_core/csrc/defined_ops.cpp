@@ -1,5 +1,7 @@
 #include "defined_ops.h"
 
+#include "callable.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function.h>
@@ -200,13 +202,6 @@ void register_autograd(const std::string& name, torch::CppFunction&& kernel) {
 
 // --- calls from Python ---------------------------------------------------------------------------
 
-struct Caller {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
-  const c10::OperatorHandle* op;
-  PyObject* general;
-};
-
 // Takes an argument of exactly the schema's type; what needs a conversion is left to PyTorch.
 bool push(torch::jit::Stack& stack, PyObject* value, const c10::Argument& expected) {
   switch (expected.type()->kind()) {
@@ -247,45 +242,6 @@ bool gather(
   return true;
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  HANDLE_TH_ERRORS
-  const auto* caller = reinterpret_cast<Caller*>(self);
-  torch::jit::Stack stack;
-  if (kwnames || !gather(stack, *caller->op, args, PyVectorcall_NARGS(nargsf)))
-    return PyObject_Vectorcall(caller->general, args, nargsf, kwnames);
-  {
-    py::gil_scoped_release no_gil;
-    caller->op->callBoxed(stack);
-  }
-  if (stack.size() == 1 && stack[0].isTensor())
-    return THPVariable_Wrap(std::move(stack[0]).toTensor());
-  return torch::jit::createPyObjectForStack(std::move(stack)).release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
-void free_caller(PyObject* self) {
-  auto* caller = reinterpret_cast<Caller*>(self);
-  delete caller->op;
-  Py_XDECREF(caller->general);
-  Py_TYPE(self)->tp_free(self);
-}
-
-PyTypeObject* caller_type() {
-  static PyTypeObject type = [] {
-    PyTypeObject t{PyVarObject_HEAD_INIT(nullptr, 0)};
-    t.tp_name = "tpu_core._C.OpCaller";
-    t.tp_basicsize = sizeof(Caller);
-    t.tp_dealloc = free_caller;
-    t.tp_vectorcall_offset = offsetof(Caller, vectorcall);
-    t.tp_call = PyVectorcall_Call;
-    t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
-    return t;
-  }();
-  static const bool ready = PyType_Ready(&type) == 0;
-  TORCH_CHECK(ready, "tpu: the type of op callers could not be made.");
-  return &type;
-}
-
 }  // namespace
 
 void register_differentiable(const std::string& name, py::function define_backward) {
@@ -299,13 +255,17 @@ void register_not_differentiable(const std::string& name) {
 }
 
 py::object op_caller(const std::string& name, py::object general) {
-  auto op = std::make_unique<c10::OperatorHandle>(handle_of(name));
-  auto* caller = PyObject_New(Caller, caller_type());
-  if (!caller) throw py::error_already_set();
-  caller->vectorcall = call;
-  caller->op = op.release();
-  caller->general = general.release().ptr();
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(caller));
+  return make_callable([op = handle_of(name), general](const PythonCall& c) -> PyObject* {
+    torch::jit::Stack stack;
+    if (c.kwnames || !gather(stack, op, c.args, c.count())) return c.pass_on(general);
+    {
+      py::gil_scoped_release no_gil;
+      op.callBoxed(stack);
+    }
+    if (stack.size() == 1 && stack[0].isTensor())
+      return THPVariable_Wrap(std::move(stack[0]).toTensor());
+    return torch::jit::createPyObjectForStack(std::move(stack)).release().ptr();
+  });
 }
 
 }  // namespace tpu

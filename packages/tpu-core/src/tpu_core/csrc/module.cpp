@@ -3,6 +3,7 @@
 #include "defined_ops.h"
 #include "device.h"
 #include "lines.h"
+#include "list_calls.h"
 #include "memory.h"
 #include "process_group.h"
 #include "program.h"
@@ -205,6 +206,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("register_differentiable", &register_differentiable);
   m.def("register_not_differentiable", &register_not_differentiable);
   m.def("op_caller", &op_caller);
+  m.def("list_caller", &list_caller);
   m.def("set_callbacks", &set_callbacks);
   m.def("set_internal_prefixes", [](py::tuple t) { set_internal_prefixes(t.ptr()); });
   m.def("is_initialized", &is_initialized);

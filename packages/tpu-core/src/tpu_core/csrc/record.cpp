@@ -154,8 +154,8 @@ const Signature* zeros_signature(const Layout& l) {
 }
 
 // The slot of a value that a node reads. Uninitialised memory reads as zeros.
-uint32_t operand_slot(Trace* trace, Cell* cell, const ValuePtr& v, const Line& line) {
-  if (v->state != State::Uninitialized) return trace->input_slot(v);
+uint32_t operand_slot(Trace* trace, Cell* cell, ValuePtr v, const Line& line) {
+  if (v->state != State::Uninitialized) return trace->input_slot(std::move(v));
   auto& s = trace->current;
   if (v->stamp == s.stamp) return v->slot;
   const auto* zeros = zeros_signature(v->layout);
@@ -286,10 +286,11 @@ void call_python(
 namespace {
 
 // Appends the node of a call to a trace. Writes get new values, and so do the new tensors.
-void append(Trace* trace, const Call& c, const Signature* signature, Recorded& recorded) {
+void append(Trace* trace, Call& c, const Signature* signature, Recorded& recorded) {
   const Line line = user_line();
   c10::SmallVector<uint32_t, 8> slots;
-  for (auto& a : c.reads) slots.push_back(operand_slot(trace, a.cell, a.value, line));
+  slots.reserve(c.reads.size() + c.writes.size());
+  for (auto& a : c.reads) slots.push_back(operand_slot(trace, a.cell, std::move(a.value), line));
   for (auto& a : c.writes)
     if (!a.overwrites && a.chained < 0)
       slots.push_back(operand_slot(trace, a.cell, a.cell->value, line));

@@ -69,7 +69,7 @@ void Trace::restart() {
   cut_due = nullptr;
 }
 
-uint32_t Trace::input_slot(const ValuePtr& v) {
+uint32_t Trace::input_slot(ValuePtr v) {
   if (v->stamp == current.stamp) return v->slot;
   if (!current.shared.empty())
     if (auto it = current.shared.find(v.get()); it != current.shared.end()) return it->second;
@@ -80,7 +80,7 @@ uint32_t Trace::input_slot(const ValuePtr& v) {
   const auto slot = static_cast<uint32_t>(current.slots.size());
   v->stamp = current.stamp;
   v->slot = slot;
-  current.slots.push_back(v);
+  current.slots.push_back(std::move(v));
   current.is_input.push_back(1);
   return slot;
 }
@@ -106,18 +106,16 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
       segment.slots[i]->state = State::Running;
   // An input that is still pending or running belongs to another thread: it must be there first.
   for (size_t i = 0; i < segment.slots.size(); ++i) {
-    auto v = segment.slots[i];
-    if (segment.is_input[i] && (v->state == State::Pending || v->state == State::Running))
-      settle(v, lock, "another thread's value");
+    if (!segment.is_input[i]) continue;
+    const auto state = segment.slots[i]->state;
+    if (state == State::Pending || state == State::Running)
+      settle(ValuePtr(segment.slots[i]), lock, "another thread's value");
   }
   Cut decision = decide(segment);
   lock.unlock();
   struct Relock {
     Lock& lock;
-    ~Relock() {
-      WithoutGil no_gil;
-      lock.lock();
-    }
+    ~Relock() { acquire(lock); }
   } relock{lock};
   py::gil_scoped_acquire gil;
   try {

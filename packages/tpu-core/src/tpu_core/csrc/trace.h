@@ -71,7 +71,7 @@ struct Trace {
   CutPoints cut_points;
   const char* cut_due = nullptr;  // why the next op starts a new segment
   void restart();
-  uint32_t input_slot(const ValuePtr& v);
+  uint32_t input_slot(ValuePtr v);
   uint32_t output_slot(ValuePtr v);
 };
 
