@@ -219,9 +219,11 @@ class _Stack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * (each + shared)
         made = iter(found[1:])
         own, rest = layer.grouped()
-        for k in own:
-            for i in range(ctx.count):
-                grads[k - 1 + i * layer.counts[0]] = next(made)
+        # Views: a copy for each layer would be a kernel for each.
+        for k, joined in zip(own, made):
+            shape = params[k - 1].shape
+            parts = joined.split(shape[0]) if shape else joined.unbind()
+            grads[k - 1 : each : layer.counts[0]] = parts
         for k in rest:
             grads[each + k] = next(made)
         return None, None, None, None, found[0], *grads
