@@ -52,6 +52,30 @@ def scan_layers(
         for layer in layers:
             x = layer(x, *args)
         return x
+    # Dynamo traces this function; what it calls takes neither None nor sets from it.
+    given = [a for a in args if a is not None]
+    missing = [i for i, a in enumerate(args) if a is None]
+    return run_layers(layers, x, given, missing, remat, sorted(may_differ))
+
+
+def run_layers(
+    layers: list[nn.Module],
+    x: Tensor,
+    given: Sequence[Any],
+    missing: Sequence[int],
+    remat: bool,
+    may_differ: Sequence[str],
+) -> Tensor:
+    """`scan_layers` on the device; AOTAutograd traces it, with the layers' tensors as inputs.
+
+    Args:
+        layers, x, remat, may_differ: See `scan_layers`.
+        given: The further arguments that are not None.
+        missing: Positions of those that are.
+    """
+    args = list(given)
+    for i in missing:
+        args.insert(i, None)
     first = layers[0]
     if torch.compiler.is_exporting():
         _check(layers, may_differ)
@@ -67,7 +91,7 @@ def scan_layers(
         tuple(_geometry(t) for t in (x, *params, *buffers, *call.tensors)),
         tuple(_settings(m) for layer in layers for m in layer.modules()),
         call.constants,
-        (len(layers), differentiable, remat, frozenset(may_differ)),
+        (len(layers), differentiable, remat, tuple(may_differ)),
         (torch.is_autocast_enabled("tpu"), torch.get_autocast_dtype("tpu")),
     )
     known = _PROGRAMS.setdefault(first, {})
@@ -135,7 +159,8 @@ def _brief(x: Tensor) -> str:
 
 
 def _geometry(t: Tensor) -> tuple[Any, ...]:
-    return tuple(t.shape), t.dtype, t.requires_grad, t.device
+    # Sizes that vary become numbers: a program is for one shape.
+    return tuple(map(int, t.shape)), t.dtype, t.requires_grad, t.device
 
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
