@@ -31,7 +31,8 @@ def scan_layers(
 
     Args:
         modules: The layers, equal but for the values of their parameters and buffers; each keeps
-            its own, with a gradient of its own. Dropout draws another mask for each layer.
+            its own, with a gradient of its own; the layers' gradients share memory, which is
+            freed with the last of them. Dropout draws another mask for each layer.
         x: The first layer's input. A layer returns a tensor of the same shape and dtype.
         args: Further arguments of every layer: tensors, which may have gradients, and constants.
         remat: Keep each layer's input alone for the backward pass, which computes the layer again.
