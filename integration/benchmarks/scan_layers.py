@@ -1,8 +1,9 @@
 """What a deep stack of equal layers costs to compile: called one by one, and by ``scan_layers``.
 
-The first training step (forward and backward) of transformer layers, each measured in a process of
-its own with an empty cache, once it has compiled a small stack of another width. CPU time of the
-process, so that other load on the machine does not count.
+The first forward pass without gradients, and the first training step (forward and backward), of
+transformer layers, each measured in a process of its own with an empty cache, once it has compiled
+a small stack of another width. CPU time of the process, so that other load on the machine does not
+count; a later step tells what of it is running.
 
     taskset -c 0 python integration/benchmarks/scan_layers.py --json out.json
 """
@@ -15,15 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import harness
 
-SHALLOW, DEEP = 4, 48
-WAYS = ("one by one", "scan_layers", "scan_layers remat")
+WIDTH = 128
+# Called one by one, 48 layers take minutes.
+DEPTHS = {"one by one": (4, 12), "scan_layers": (4, 48), "scan_layers remat": (4, 48)}
 
 
-def first_step(way: str, depth: int, width: int) -> tuple[float, float]:
-    """CPU seconds of the first step, and of a later one."""
+def seconds_of(way: str, depth: int, width: int) -> list[float]:
+    """CPU seconds of the first forward pass, of the first training step, and of a later one."""
     import torch
     from torch import nn
 
@@ -35,55 +38,61 @@ def first_step(way: str, depth: int, width: int) -> tuple[float, float]:
     ).to("tpu")
     x = torch.randn(2, 32, width).to("tpu")
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        if way == "one by one":
-            for layer in layers:
-                x = layer(x)
-            return x.square().mean()
-        return tpu_compile.scan_layers(layers, x, remat="remat" in way).square().mean()
+    def forward() -> torch.Tensor:
+        if way != "one by one":
+            return tpu_compile.scan_layers(layers, x, remat="remat" in way).square().mean()
+        hidden = x
+        for layer in layers:
+            hidden = layer(hidden)
+        return hidden.square().mean()
 
-    seconds = []
-    for _ in range(3):
+    def timed(work: Callable[[], object]) -> float:
         started = time.process_time()
-        forward(x).backward()
+        work()
         torch.tpu.synchronize()
-        seconds.append(time.process_time() - started)
+        passed = time.process_time() - started
         layers.zero_grad()
-    return seconds[0], seconds[-1]
+        return passed
+
+    torch.tpu.synchronize()
+    with torch.no_grad():
+        found = [timed(forward)]
+    steps = [timed(lambda: forward().backward()) for _ in range(3)]
+    return [*found, steps[0], steps[-1]]
 
 
-def measured(way: str, depth: int) -> tuple[float, float]:
-    """`first_step` in a process of its own."""
+def measured(way: str, depth: int) -> list[float]:
+    """`seconds_of` in a process of its own."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TPU_CACHE_DIR": cache, "TPU_COMPILE": "blocking"}
         command = [sys.executable, __file__, "--child", way, str(depth)]
         out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    first, later = out.stdout.split()[-2:]
-    return float(first), float(later)
+    return [float(word) for word in out.stdout.split()[-3:]]
 
 
 def child(way: str, depth: int) -> None:
-    """Print both figures for the parent."""
-    first_step(way, 2, 32)
-    print(*first_step(way, depth, 128))
+    """Print the figures for the parent."""
+    seconds_of(way, 2, 32)
+    print(*seconds_of(way, depth, WIDTH))
 
 
 def main() -> None:
-    options = harness.arguments(__doc__, rounds=3)
+    options = harness.arguments(__doc__, rounds=1)
     rows = []
-    for way in WAYS:
-        # In turn, so that both see the same machine.
-        pairs = [(measured(way, SHALLOW), measured(way, DEEP)) for _ in range(options.rounds)]
-        shallow, deep = (statistics.median(p[i][0] for p in pairs) for i in (0, 1))
-        rows.append(
-            {
-                "layers": way,
-                f"first step, {SHALLOW} (CPU s)": shallow,
-                f"first step, {DEEP} (CPU s)": deep,
-                "ratio": deep / shallow,
-                f"later step, {DEEP} (CPU ms)": statistics.median(p[1][1] for p in pairs) * 1e3,
-            }
-        )
+    for way, depths in DEPTHS.items():
+        # In turn, so that all see the same machine.
+        rounds = [[measured(way, depth) for depth in depths] for _ in range(options.rounds)]
+        found = [[statistics.median(column) for column in zip(*runs)] for runs in zip(*rounds)]
+        for depth, (forward, step, later) in zip(depths, found):
+            rows.append(
+                {
+                    "layers": f"{depth}, {way}",
+                    "first forward (CPU s)": forward,
+                    "first step (CPU s)": step,
+                    f"against {depths[0]}": step / found[0][1],
+                    "later step (CPU ms)": later * 1e3,
+                }
+            )
     harness.report("Compiling a stack of layers", rows, options)
 
 

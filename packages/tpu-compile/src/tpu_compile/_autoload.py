@@ -48,14 +48,13 @@ def _skip_our_code(module: ModuleType) -> None:
     # What runs below an op is no part of a user's graph.
     for name in ("tpu_core", "tpu_eager", "tpu_compile", "jax"):
         module.add(name)
-    traced = importlib.util.find_spec("tpu_compile.traced")
-    assert traced is not None
-    module.BUILTIN_INLINE_WHEN_CALLED.add(traced.origin)
-    # AOTAutograd traces it, with the modules' parameters as inputs.
-    from tpu_compile.layer_scan import scan_layers
+    from tpu_compile import layer_scan, traced
 
-    module._allowed_callable_ids.add(id(scan_layers))
-    module._nonstrict_trace_callable_ids.add(id(scan_layers))
+    for traced_file in (traced.__file__, layer_scan.__file__):
+        module.BUILTIN_INLINE_WHEN_CALLED.add(traced_file)
+    # AOTAutograd traces it, with the modules' parameters as inputs.
+    module._allowed_callable_ids.add(id(layer_scan.run_layers))
+    module._nonstrict_trace_callable_ids.add(id(layer_scan.run_layers))
 
 
 def _admit_device(module: ModuleType) -> None:

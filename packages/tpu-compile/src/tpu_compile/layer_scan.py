@@ -31,7 +31,8 @@ def scan_layers(
 
     Args:
         modules: The layers, equal but for the values of their parameters and buffers; each keeps
-            its own, with a gradient of its own. Dropout draws another mask for each layer.
+            its own, with a gradient of its own; the layers' gradients share memory, which is
+            freed with the last of them. Dropout draws another mask for each layer.
         x: The first layer's input. A layer returns a tensor of the same shape and dtype.
         args: Further arguments of every layer: tensors, which may have gradients, and constants.
         remat: Keep each layer's input alone for the backward pass, which computes the layer again.
@@ -52,6 +53,30 @@ def scan_layers(
         for layer in layers:
             x = layer(x, *args)
         return x
+    # Dynamo traces this function; what it calls takes neither None nor sets from it.
+    given = [a for a in args if a is not None]
+    missing = [i for i, a in enumerate(args) if a is None]
+    return run_layers(layers, x, given, missing, remat, sorted(may_differ))
+
+
+def run_layers(
+    layers: list[nn.Module],
+    x: Tensor,
+    given: Sequence[Any],
+    missing: Sequence[int],
+    remat: bool,
+    may_differ: Sequence[str],
+) -> Tensor:
+    """`scan_layers` on the device; AOTAutograd traces it, with the layers' tensors as inputs.
+
+    Args:
+        layers, x, remat, may_differ: See `scan_layers`.
+        given: The further arguments that are not None.
+        missing: Positions of those that are.
+    """
+    args = list(given)
+    for i in missing:
+        args.insert(i, None)
     first = layers[0]
     if torch.compiler.is_exporting():
         _check(layers, may_differ)
@@ -67,7 +92,7 @@ def scan_layers(
         tuple(_geometry(t) for t in (x, *params, *buffers, *call.tensors)),
         tuple(_settings(m) for layer in layers for m in layer.modules()),
         call.constants,
-        (len(layers), differentiable, remat, frozenset(may_differ)),
+        (len(layers), differentiable, remat, tuple(may_differ)),
         (torch.is_autocast_enabled("tpu"), torch.get_autocast_dtype("tpu")),
     )
     known = _PROGRAMS.setdefault(first, {})
@@ -135,7 +160,8 @@ def _brief(x: Tensor) -> str:
 
 
 def _geometry(t: Tensor) -> tuple[Any, ...]:
-    return tuple(t.shape), t.dtype, t.requires_grad, t.device
+    # Sizes that vary become numbers: a program is for one shape.
+    return tuple(map(int, t.shape)), t.dtype, t.requires_grad, t.device
 
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
@@ -219,9 +245,11 @@ class _Stack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * (each + shared)
         made = iter(found[1:])
         own, rest = layer.grouped()
-        for k in own:
-            for i in range(ctx.count):
-                grads[k - 1 + i * layer.counts[0]] = next(made)
+        # Views: a copy for each layer would be a kernel for each.
+        for k, joined in zip(own, made):
+            shape = params[k - 1].shape
+            parts = joined.split(shape[0]) if shape else joined.unbind()
+            grads[k - 1 : each : layer.counts[0]] = parts
         for k in rest:
             grads[each + k] = next(made)
         return None, None, None, None, found[0], *grads

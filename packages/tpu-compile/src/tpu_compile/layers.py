@@ -225,6 +225,12 @@ def _empty(like: Tensor, *lead: int) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
+def _meta_of_joined(like: Tensor, count: int) -> Tensor:
+    """One layer after the other along the first dim; numbers become a vector."""
+    first, *rest = like.shape or (1,)
+    return torch.empty((count * first, *rest), dtype=like.dtype, device="meta")
+
+
 def _forward_meta(
     x: Tensor, params: Any, buffers: Any, others: Any, key: Any, layer: str, count: int
 ) -> list[Tensor]:
@@ -245,10 +251,9 @@ def _backward_meta(
     count: int,
 ) -> list[Tensor]:
     program = LAYERS[layer]
-    n = program.counts[0]
     own, shared = program.grouped()
-    each = [params[k - 1 + i * n] for k in own for i in range(count)]
-    return [_empty(grad), *map(_empty, each), *(_empty(others[k]) for k in shared)]
+    stacked = [_meta_of_joined(params[k - 1], count) for k in own]
+    return [_empty(grad), *stacked, *(_empty(others[k]) for k in shared)]
 
 
 def _stack(arrays: Sequence[jax.Array], each: int) -> list[jax.Array]:
@@ -335,4 +340,5 @@ def _backward(
     rounds = jnp.arange(count, dtype=np.uint32)
     start = grad, [jnp.zeros_like(others[k]) for k in shared]
     (gradient, totals), grads = lax.scan(step, start, (rounds, *stacks, made), reverse=True)
-    return [gradient, *(a for g in grads for a in _part(g)), *totals]
+    joined = [g.reshape(-1, *g.shape[2:]) for g in grads]
+    return [gradient, *joined, *totals]
