@@ -64,10 +64,18 @@ def _admit_device(module: ModuleType) -> None:
     vars(module)["_validate_device"] = admitting_device(module._validate_device)
 
 
+def _keep_steps_on_device(module: ModuleType) -> None:
+    from tpu_compile.optimizers import setting_capturable
+
+    variable = module.OptimizerVariable
+    variable._set_capturable = setting_capturable(variable._set_capturable)
+
+
 _PREPARED: dict[str, Callable[[ModuleType], None]] = {
     "torch._dynamo.device_interface": _set_interface,
     "torch._dynamo.backends.registry": _set_default,
     "torch._dynamo.trace_rules": _skip_our_code,
+    "torch._dynamo.variables.optimizer": _keep_steps_on_device,
     "torch.nn.attention.flex_attention": _admit_device,
 }
 
