@@ -1,4 +1,4 @@
-"""ResNet-50 and MobileNetV2 for classifying images: the layers of their papers, in plain PyTorch."""
+"""ResNet-50 and MobileNetV2, which classify images: the layers of their papers in plain PyTorch."""
 
 from __future__ import annotations
 

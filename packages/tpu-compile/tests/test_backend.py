@@ -64,6 +64,13 @@ def test_buffers_of_batch_norm() -> None:
     check(model, torch.randn(2, 3, 6, 6))
 
 
+def test_saved_factors_of_a_transposed_matrix() -> None:
+    """They depend on how the matrix lies in memory, which the gradient's formula asks again."""
+    a = torch.tensor([[2.0, 1.0, 0.5], [0.25, 3.0, 1.5], [4.0, 0.75, 1.0]], requires_grad=True)
+    check(lambda a: torch.linalg.det(a.mT), a)
+    check(torch.linalg.det, a)
+
+
 def test_a_transformer_layer() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     check(layer, torch.randn(2, 5, 16, requires_grad=True), calls=1)

@@ -8,6 +8,9 @@ import pytest
 import torch
 import torch.nn as nn
 
+from tpu_core.compiler import segment as segments
+from tpu_core.compiler.aliases import aliases
+
 Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -93,3 +96,23 @@ def test_eager_steps_after_compiled_ones() -> None:
         trained.append(training.values())
     for want, got in zip(*trained, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_updated_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New values take the memory of the old ones: another's would cost copies of both."""
+    lowered: list[segments.Segment] = []
+    lower = segments.lower
+    monkeypatch.setattr(segments, "lower", lambda s: lowered.append(s) or lower(s))
+    training = Training(OPTIMIZERS["adam"], "tpu")
+    step = torch.compile(training.optimizer.step)
+    with torch.tpu.set_eager_mode("fused"):
+        for i in range(2):
+            training.step(step, i)
+    segment = lowered[-1]
+    graph = next(n for n in segment.nodes if n.name == "tpu_compile.graph.default")
+    # Bias and weight, and for each of them both moments and the count of steps.
+    assert len(graph.outputs) == len(segment.donated) == 8
+    paired = {segment.live[o]: segment.inputs()[i] for i, o in aliases(segment).items()}
+    olds = [paired[slot] for slot in graph.outputs if slot is not None]
+    assert sorted(olds) == sorted(segment.donated)
+    assert olds == [slot for slot in graph.operands if slot in segment.donated]

@@ -1,9 +1,11 @@
-"""Compiled optimizers: their step counts live on the device, as Dynamo has it on CUDA."""
+"""What Dynamo asks where it traces an optimizer's step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 
 def setting_capturable(set_capturable: Callable[..., None]) -> Callable[..., None]:
@@ -26,3 +28,16 @@ def setting_capturable(set_capturable: Callable[..., None]) -> Callable[..., Non
         set_capturable(variable, tx)
 
     return set_capturable_on_device
+
+
+def asking_cudagraphs(is_static: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], bool]:
+    """Dynamo's ``_is_static_for_cudagraphs``, asked of CUDA's tensors only.
+
+    Args:
+        is_static: Dynamo's, which imports Inductor to say True of all others: seconds.
+    """
+
+    def is_static_for_cudagraphs(x: torch.Tensor) -> bool:
+        return not x.is_cuda or is_static(x)
+
+    return is_static_for_cudagraphs
