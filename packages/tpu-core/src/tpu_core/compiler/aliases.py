@@ -71,9 +71,9 @@ def _first_values(segment: Segment) -> dict[int, int]:
             continue
         if find := _UPDATES.get(node.plan.op):
             for result, operand in find(node.plan.argument("key")).items():
-                slot, before = node.outputs[result], node.operands[operand]
+                slot, old = node.outputs[result], node.operands[operand]
                 if slot is not None:
-                    first[slot] = first.get(before, before)
+                    first[slot] = first.get(old, old)
         if not node.plan.writes:
             continue
         written = node.outputs[len(node.outputs) - len(node.plan.writes) :]
