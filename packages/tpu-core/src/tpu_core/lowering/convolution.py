@@ -64,6 +64,9 @@ def _forward(
         dimension_numbers=(image, kernel, image),
         feature_group_count=groups,
     )
+    if groups == 1 and _is_product(w, padding) and x.dtype == np.float32 and x.size:
+        product = functools.partial(_by_product, stride=stride)
+        return lax.platform_dependent(x, w, cpu=product, default=whole)
     each_alone = 1 < groups == x.shape[1] == w.shape[0]
     few_taps = math.prod(w.shape[2:]) <= _MOST_DEPTHWISE_TAPS
     if each_alone and few_taps and x.dtype == np.float32 and x.size and min(map(min, padding)) >= 0:
@@ -72,6 +75,22 @@ def _forward(
         )
         return lax.platform_dependent(x, w, cpu=by_taps, default=whole)
     return whole(x, w)
+
+
+def _is_product(w: jax.Array, padding: Sequence[tuple[int, int]]) -> bool:
+    return math.prod(w.shape[2:]) == 1 and not any(map(any, padding))
+
+
+def _by_product(x: jax.Array, w: jax.Array, stride: Sequence[int]) -> jax.Array:
+    """A convolution with a kernel of one position on a CPU: a matrix product.
+
+    XLA:CPU would move the kernel to where its convolutions have the features, slowly.
+    """
+    last = x.ndim - 1
+    x = lax.slice(x, (0,) * x.ndim, x.shape, (1, 1, *stride))
+    x = lax.transpose(x, (0, *range(2, x.ndim), 1))
+    y = contract(x, w.reshape(w.shape[:2]), (((last,), (1,)), ((), ())))
+    return lax.transpose(y, (0, last, *range(1, last)))
 
 
 # Positions of the kernel up to which a depthwise convolution on a CPU is a sum over them.
