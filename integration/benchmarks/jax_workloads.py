@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax_inference
 import jax_models as models
 import jobs
 import numpy as np
@@ -32,7 +33,10 @@ def build(name: str, form: str, file: Path) -> Job:
     arrays = {k: _array(v) for k, v in np.load(file).items()}
     p = {k[2:]: v for k, v in arrays.items() if k.startswith("w.")}
     x, y = arrays["x"], arrays.get("y")
+    stats = {k[2:]: v for k, v in arrays.items() if k.startswith("b.")}
     flat = form != "jax3d"
+    if name in jobs.INFERENCE:
+        return _inference(*jax_inference.build(name, form, p | stats, arrays, jobs.BERT))
     if name == "small_ops":
         chain = jax.jit(models.chain)
         return Job(lambda i: chain(x), lambda: _peak(chain, x))
@@ -55,7 +59,6 @@ def build(name: str, form: str, file: Path) -> Job:
             return models.cross_entropy(forward(p, x)[0], y), stats
 
         return _training(loss, p, {}, adam(jobs.WEIGHT_DECAY), jobs.ADAMW_RATE, x, y)
-    stats = {k[2:]: v for k, v in arrays.items() if k.startswith("b.")}
     layout = "NHWC" if form == "jax_nhwc" else "NCHW"
     if layout == "NHWC":
         p = {k: jnp.transpose(v, (2, 3, 1, 0)) if v.ndim == 4 else v for k, v in p.items()}
@@ -133,6 +136,14 @@ def _accumulating(p: Params, x: Any, y: Any, flat: bool) -> Job:
         return float(value) if i % jobs.LOG_EVERY == 0 else value
 
     return Job(step, lambda: _peak(update, *held, x[0], y[0], 0.0))
+
+
+def _inference(model: Callable[..., Any], args: tuple[Any, ...]) -> Job:
+    def step(i: int) -> float:
+        read = np.asarray(jax.tree.leaves(model(*args))[-1])
+        return float(np.abs(read).mean())
+
+    return Job(step, lambda: _peak(model, *args))
 
 
 def _sweep(p: Params, ids: Any, flat: bool) -> Job:

@@ -53,7 +53,11 @@ SPECS = {
     "decode_static": Spec(5),  # a step is 64 tokens
     "decode_growing": Spec(5),
     "accum": Spec(20, steps=10),
+    "resnet50": Spec(12, tolerance=1e-3),
+    "mobilenet_v2": Spec(20, tolerance=1e-3),
+    "bert": Spec(12, tolerance=1e-3),
 }
+INFERENCE = ("resnet50", "mobilenet_v2", "bert")  # of whole models, whose results are read
 
 LENGTHS = [16 + (i * 97) % 241 for i in range(40)]  # 40 distinct lengths in 16..256
 PROMPT, TOKENS = 16, 64
@@ -63,6 +67,9 @@ GPT = {"vocab": 4096, "length": 256, "layers": 4, "dim": 256, "heads": 2}
 DECODER = {**GPT, "length": 128}
 SMALL_GPT = {"vocab": 256, "length": 64, "layers": 2, "dim": 64, "heads": 2}
 RESNET = {"widths": (64, 128, 256, 512)}
+IMAGES = (4, 3, 224, 224)
+BERT = {"layers": 12, "heads": 12, "dim": 768, "vocab": 30522}
+TEXTS = (2, 128)  # batch, tokens of BERT
 
 ADAM_RATE = 1e-3
 ADAMW_RATE, WEIGHT_DECAY = 3e-4, 0.1

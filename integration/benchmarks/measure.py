@@ -30,7 +30,7 @@ RUNNERS: dict[str, dict[str, str]] = {
     "inductor": {},
     "strict": {"TPU_EAGER_MODE": "strict"},
     "fused": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "blocking"},
-    # The model and its loss by `torch.compile`, the rest in fused mode.
+    # Model, loss and optimizer by `torch.compile`, what is left in fused mode.
     "compiled": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "blocking"},
     # With what strict has left in the cache: pieces to run while programs are compiled.
     "background": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "background"},

@@ -27,10 +27,10 @@ import targets
 HERE = Path(__file__).parent
 # Where a form of JAX is the same program as another one.
 _FORMS = {
-    "jax3d": ("gpt", "rnn_dynamic", "accum"),
-    "jax_nhwc": ("resnet18",),
+    "jax3d": ("gpt", "rnn_dynamic", "accum", "bert"),
+    "jax_nhwc": ("resnet18", "resnet50", "mobilenet_v2"),
     "background": ("accum",),
-    "compiled": ("mlp", "gpt", "resnet18", "rnn_dynamic"),
+    "compiled": ("mlp", "gpt", "resnet18", "rnn_dynamic", *jobs.INFERENCE),
     "inductor": ("rnn_dynamic",),
 }
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jobs
+
 Runs = dict[tuple[str, str], dict[str, Any]]
 
 TRAINED = ("mlp", "gpt", "resnet18")
@@ -45,6 +47,12 @@ def _checks(runs: Runs) -> Iterator[tuple[str, float | None, float, bool]]:
     limits["resnet18"] = ("jax", 0.75)
     for name, (other, limit) in limits.items():
         yield f"{name}: step, fused / {other}", ratio(name, "fused", other), limit, False
+    limits = {"mlp": ("jax", 1.0), "gpt": ("jax3d", 0.75), "resnet18": ("jax", 0.75)}
+    limits |= dict.fromkeys(jobs.INFERENCE, ("jax", 1.0))
+    for name, (other, limit) in limits.items():
+        yield f"{name}: step, compiled / {other}", ratio(name, "compiled", other), limit, False
+    first = ratio("gpt", "compiled", "jax3d", "first_cpu_s")
+    yield "gpt: cold first step, compiled / jax3d", first, 1.2, False
     speedups = {w: ratio(w, "strict", "fused") for w, r in runs if r == "fused"}
     for name in ("small_ops", "decode_static", "decode_growing", "accum"):
         yield f"{name}: strict / fused", speedups.get(name), 2.5, True

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 from jobs import Job
-from models import gpt, mlp, resnet
+from models import gpt, image_nets, mlp, resnet
 
 Data = dict[str, torch.Tensor]
 
@@ -38,11 +38,34 @@ def materials(name: str) -> tuple[nn.Module | None, Data]:
     if name == "gpt":
         x, y = gpt.random_batch(g, 8, jobs.GPT["length"], jobs.GPT["vocab"])
         return gpt.GPT(**jobs.GPT), {"x": x, "y": y}
+    if name in ("resnet50", "mobilenet_v2"):
+        net = {"resnet50": image_nets.ResNet50, "mobilenet_v2": image_nets.MobileNetV2}[name]()
+        return image_nets.as_trained(net, g), {"x": torch.randn(jobs.IMAGES, generator=g)}
+    if name == "bert":
+        return _bert(g)
     vocab = jobs.GPT["vocab"]
     if name == "rnn_dynamic":
         return gpt.GPT(**jobs.GPT).eval(), {"x": torch.randint(vocab, (1, 256), generator=g)}
     prompt = torch.randint(vocab, (1, jobs.PROMPT), generator=g)
     return gpt.GPT(**jobs.DECODER).eval(), {"x": prompt}
+
+
+def _bert(g: torch.Generator) -> tuple[nn.Module, Data]:
+    """BERT-base as transformers has it; the second text is shorter than the first."""
+    import transformers
+
+    size = jobs.BERT
+    config = transformers.BertConfig(
+        vocab_size=size["vocab"],
+        hidden_size=size["dim"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        intermediate_size=4 * size["dim"],
+    )
+    batch, time = jobs.TEXTS
+    mask = (torch.arange(time) < time - time // 4 * torch.arange(batch)[:, None]).long()
+    ids = torch.randint(size["vocab"], jobs.TEXTS, generator=g)
+    return transformers.BertModel(config).eval(), {"x": ids, "mask": mask}
 
 
 def export(name: str, file: Path) -> None:
@@ -57,12 +80,14 @@ def export(name: str, file: Path) -> None:
 
 
 def build(name: str, device: str, compiled: bool = False) -> Job:
-    """The workload on a device; ``compiled``: its model and loss by `torch.compile`."""
+    """The workload on a device; ``compiled``: model, loss and optimizer by `torch.compile`."""
     model, data = materials(name)
     if model is not None:
         model.to(device)
         if compiled and name == "rnn_dynamic":
             model = torch.compile(model, fullgraph=True, dynamic=True)
+        elif compiled and name in jobs.INFERENCE:
+            model = torch.compile(model, fullgraph=True)
         elif compiled:
             model.loss = torch.compile(model.loss, fullgraph=True)
     if name == "accum":  # its batches are moved when they are used
@@ -70,12 +95,17 @@ def build(name: str, device: str, compiled: bool = False) -> Job:
     data = {k: v.to(device) for k, v in data.items()}
     if name == "small_ops":
         return Job(lambda i: _chain(data["x"]))
+    if name in jobs.INFERENCE:
+        return Job(lambda i: _inference(model, data))
     if name == "rnn_dynamic":
         return Job(lambda i: _sweep(model, data["x"]))
     if name.startswith("decode"):
         cache = {"decode_static": "index", "decode_growing": "cat"}[name]
         return Job(lambda i: sum(t for (t,) in model.generate(data["x"], jobs.TOKENS, cache)))
-    return Job(_training(model, _optimizer(name, model), data))
+    optimizer = _optimizer(name, model)
+    if compiled:
+        optimizer.step = torch.compile(optimizer.step)
+    return Job(_training(model, optimizer, data))
 
 
 def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -134,3 +164,13 @@ def _chain(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def _sweep(model: nn.Module, ids: torch.Tensor) -> float:
     return sum(float(model(ids[:, :n]).cpu().abs().mean()) for n in jobs.LENGTHS)
+
+
+@torch.no_grad()
+def _inference(model: nn.Module, data: Data) -> float:
+    """What the model answers, read: logits, or the texts' vectors."""
+    if "mask" in data:
+        result = model(input_ids=data["x"], attention_mask=data["mask"]).pooler_output
+    else:
+        result = model(data["x"])
+    return float(result.cpu().abs().mean())

@@ -63,10 +63,19 @@ def _admit_device(module: ModuleType) -> None:
     vars(module)["_validate_device"] = admitting_device(module._validate_device)
 
 
+def _know_optimizers(module: ModuleType) -> None:
+    from tpu_compile.optimizers import asking_cudagraphs, setting_capturable
+
+    variable = module.OptimizerVariable
+    variable._set_capturable = setting_capturable(variable._set_capturable)
+    vars(module)["_is_static_for_cudagraphs"] = asking_cudagraphs(module._is_static_for_cudagraphs)
+
+
 _PREPARED: dict[str, Callable[[ModuleType], None]] = {
     "torch._dynamo.device_interface": _set_interface,
     "torch._dynamo.backends.registry": _set_default,
     "torch._dynamo.trace_rules": _skip_our_code,
+    "torch._dynamo.variables.optimizer": _know_optimizers,
     "torch.nn.attention.flex_attention": _admit_device,
 }
 

@@ -13,26 +13,37 @@ from tpu_compile.aliasing import Boxed, compile_apart
 from tpu_compile.graphs import compile_graph
 from tpu_compile.input_writes import compile_writing
 from tpu_compile.lookup import outputs
+from tpu_compile.updates import mark_updates
 
 
 def compile_inference(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
     """Compile a graph without gradients."""
     reports.graph(module, "inference")
+    _mark_updates(module)
     return _compile(module, example_inputs, len(outputs(module)))
 
 
 def compile_forward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
     """Compile the forward graph; behind its outputs come the tensors kept for backward."""
-    metadata = torch._guards.TracingContext.get().fw_metadata
-    assert metadata is not None
     reports.graph(module, "forward")
-    return _compile(module, example_inputs, metadata.num_forward_returns)
+    _mark_updates(module)
+    return _compile(module, example_inputs, _metadata().num_forward_returns)
 
 
 def compile_backward(module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
     """Compile the backward graph; autograd copies the gradients that it returns where need be."""
     reports.graph(module, "backward")
     return _compile(module, example_inputs, 0)
+
+
+def _metadata() -> Any:
+    metadata = torch._guards.TracingContext.get().fw_metadata
+    assert metadata is not None
+    return metadata
+
+
+def _mark_updates(module: GraphModule) -> None:
+    mark_updates(module, _metadata().mutated_inp_runtime_indices)
 
 
 def _compile(module: GraphModule, example_inputs: Sequence[Any], visible: int) -> Boxed:

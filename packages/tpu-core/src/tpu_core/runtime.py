@@ -122,33 +122,47 @@ def _serve(client: Any, builder: Any) -> None:
     from tpu_core.recorder import describe, miss
 
     devices = client.devices
-    _C.set_callbacks(
-        {
-            "describe": describe.describe,
-            "miss": miss.miss,
-            "compile": builder.build,
-            "program_due": builder.due,
-            "check_memory": programs.check_memory,
-            "segment_failed": programs.segment_failed,
-            "inspect": _inspect,
-            "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
-            "device_put": lambda tensor, device: pjrt.put_tensor(tensor, devices[device]),
-            "move": lambda array, device: arrays.moved(array, devices[device]),
-            "padded_array": arrays.PaddedArray,
-            "exact": lambda array, device: arrays.exact(array, devices[device]),
-            "to_host": host_reads.to_host,
-            "copy_to_pinned": HOST_COPIES.start,
-            "finish_host_copies": HOST_COPIES.finish,
-            "note_read": host_reads.note_read,
-            "memory_info": memory_info,
-            "event_record": synchronization.Marker.record,
-            "event_query": synchronization.Marker.query,
-            "event_synchronize": synchronization.Marker.synchronize,
-            "event_elapsed": synchronization.Marker.elapsed,
-            "synchronize": synchronization.synchronize,
-            "query": synchronization.query,
-        }
-    )
+    callbacks = {
+        "describe": describe.describe,
+        "miss": miss.miss,
+        "compile": builder.build,
+        "program_due": builder.due,
+        "check_memory": programs.check_memory,
+        "segment_failed": programs.segment_failed,
+        "inspect": _inspect,
+        "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
+        "device_put": lambda tensor, device: pjrt.put_tensor(tensor, devices[device]),
+        "move": lambda array, device: arrays.moved(array, devices[device]),
+        "padded_array": arrays.PaddedArray,
+        "exact": lambda array, device: arrays.exact(array, devices[device]),
+        "to_host": host_reads.to_host,
+        "copy_to_pinned": HOST_COPIES.start,
+        "finish_host_copies": HOST_COPIES.finish,
+        "note_read": host_reads.note_read,
+        "memory_info": memory_info,
+        "event_record": synchronization.Marker.record,
+        "event_query": synchronization.Marker.query,
+        "event_synchronize": synchronization.Marker.synchronize,
+        "event_elapsed": synchronization.Marker.elapsed,
+        "synchronize": synchronization.synchronize,
+        "query": synchronization.query,
+    }
+    for function in callbacks.values():
+        _keep_dynamo_out(function)
+    _C.set_callbacks(callbacks)
+
+
+def _keep_dynamo_out(function: Callable[..., Any]) -> None:
+    """Have Dynamo neither trace a function nor what it calls.
+
+    After a graph break ops run while Dynamo looks at each frame that begins: it would take jax's
+    tracing for the user's code, which costs seconds.
+    """
+    from torch._C._dynamo import eval_frame
+
+    if code := getattr(function, "__code__", None):  # a class has none
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def join_world(join: Callable[[], None]) -> None:

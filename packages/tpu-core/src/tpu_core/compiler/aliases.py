@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from tpu_core.compiler.segment import Segment
+
+
+_UPDATES: dict[str, Callable[[str], Mapping[int, int]]] = {}
+
+
+def tells_updates(op: str, find: Callable[[str], Mapping[int, int]]) -> None:
+    """Declare an op that stands for graphs whose results are written to inputs once it has run.
+
+    Args:
+        op: It takes ``(inputs, ..., key)`` and returns ``Tensor[]``.
+        find: For the op's ``key``, positions of such results with those of the inputs.
+    """
+    _UPDATES[op] = find
 
 
 def aliases(
@@ -51,10 +64,17 @@ def aliases(
 
 
 def _first_values(segment: Segment) -> dict[int, int]:
-    """For each slot that was written in place, what its storage held at first."""
+    """For each slot whose value was written to a storage, what that held at first."""
     first: dict[int, int] = {}
     for node in segment.nodes:
-        if node.plan is None or not node.plan.writes:
+        if node.plan is None:
+            continue
+        if find := _UPDATES.get(node.plan.op):
+            for result, operand in find(node.plan.argument("key")).items():
+                slot, old = node.outputs[result], node.operands[operand]
+                if slot is not None:
+                    first[slot] = first.get(old, old)
+        if not node.plan.writes:
             continue
         written = node.outputs[len(node.outputs) - len(node.plan.writes) :]
         for slot, before in zip(written, node.plan.overwritten(node.operands)):

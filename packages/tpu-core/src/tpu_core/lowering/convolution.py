@@ -56,15 +56,75 @@ def _forward(
 ) -> jax.Array:
     """The convolution with padding ``(low, high)`` a dim, which XLA lets be negative."""
     image, kernel, _ = _specs(x.ndim - 2)
-    return _conv(
-        x,
-        w,
+    whole = functools.partial(
+        _conv,
         window_strides=stride,
         padding=padding,
         rhs_dilation=dilation,
         dimension_numbers=(image, kernel, image),
         feature_group_count=groups,
     )
+    if groups == 1 and _is_product(w, padding) and x.dtype == np.float32 and x.size:
+        product = functools.partial(_by_product, stride=stride)
+        return lax.platform_dependent(x, w, cpu=product, default=whole)
+    each_alone = 1 < groups == x.shape[1] == w.shape[0]
+    few_taps = math.prod(w.shape[2:]) <= _MOST_DEPTHWISE_TAPS
+    if each_alone and few_taps and x.dtype == np.float32 and x.size and min(map(min, padding)) >= 0:
+        by_taps = functools.partial(
+            _depthwise_by_taps, stride=stride, padding=padding, dilation=dilation
+        )
+        return lax.platform_dependent(x, w, cpu=by_taps, default=whole)
+    return whole(x, w)
+
+
+def _is_product(w: jax.Array, padding: Sequence[tuple[int, int]]) -> bool:
+    return math.prod(w.shape[2:]) == 1 and not any(map(any, padding))
+
+
+def _by_product(x: jax.Array, w: jax.Array, stride: Sequence[int]) -> jax.Array:
+    """A convolution with a kernel of one position on a CPU: a matrix product.
+
+    XLA:CPU would move the kernel to where its convolutions have the features, slowly.
+    """
+    last = x.ndim - 1
+    x = lax.slice(x, (0,) * x.ndim, x.shape, (1, 1, *stride))
+    x = lax.transpose(x, (0, *range(2, x.ndim), 1))
+    y = contract(x, w.reshape(w.shape[:2]), (((last,), (1,)), ((), ())))
+    return lax.transpose(y, (0, last, *range(1, last)))
+
+
+# Positions of the kernel up to which a depthwise convolution on a CPU is a sum over them.
+_MOST_DEPTHWISE_TAPS = 25
+
+
+def _depthwise_by_taps(
+    x: jax.Array,
+    w: jax.Array,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+) -> jax.Array:
+    """A convolution of each channel by itself on a CPU: shifted images, weighed and added.
+
+    XLA:CPU runs one as so many convolutions of one channel, at a tenth of the speed.
+    """
+    rank = x.ndim - 2
+    last = rank + 1
+    # Where convolutions before and after it have them, so that nothing is moved.
+    x = lax.transpose(x, (0, *range(2, rank + 2), 1))
+    x = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *((a, b, 0) for a, b in padding), (0, 0, 0)])
+    # A pad in the loop over the taps would ask at each of them whether it is inside.
+    x = lax.optimization_barrier(x)
+    reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:])]
+    spans = [n - r for n, r in zip(x.shape[1:last], reach)]
+    total: Any = None
+    for tap in itertools.product(*map(range, w.shape[2:])):
+        starts = [t * d for t, d in zip(tap, dilation)]
+        ends = [start + span for start, span in zip(starts, spans)]
+        window = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, x.shape[last]), (1, *stride, 1))
+        term = window * w[(slice(None), 0, *tap)]
+        total = term if total is None else total + term
+    return lax.transpose(total, (0, last, *range(1, last)))
 
 
 def _transposed(

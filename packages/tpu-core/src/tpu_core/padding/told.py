@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
@@ -212,7 +212,7 @@ class _Reader:
             if graph is None or node.plan is None:
                 continue
             shapes = [read.sizes for read in node.plan.reads]
-            values = graph.values(_argument(node.plan, "sizes"), shapes)
+            values = graph.values(node.plan.argument("sizes"), shapes)
             for size, value in zip(graph.open, values):
                 dims = [(node.operands[d.tensor], d.dim) for d in size.operands]
                 known = [by_dim[d] for d in dims if d in by_dim]
@@ -290,11 +290,7 @@ def _graph_of(node: Node) -> OpenGraph | None:
     find = _FINDERS.get(node.name)
     if find is None or node.plan is None or node.plan.writes:
         return None
-    return find(_argument(node.plan, "key"))
-
-
-def _argument(plan: NodePlan, name: str) -> Any:
-    return next(value for n, _, value in plan.template if n == name)
+    return find(node.plan.argument("key"))
 
 
 def _plan(

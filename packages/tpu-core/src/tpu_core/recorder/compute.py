@@ -260,8 +260,27 @@ def call_node(
     meta = node.meta["val"]
     several = len(op._schema.returns) > 1
     out = tuple(avals(m, size) for m in (meta if several else (meta,)))
-    result = call_lowering(entry, args, kwargs, out, key)
+    contiguous = _contiguous(node, size) if entry.wants_contiguous else None
+    result = call_lowering(entry, args, kwargs, out, key, contiguous)
     return result if several else result[0]
+
+
+def _contiguous(node: torch.fx.Node, size: Callable[[Any], int]) -> tuple[bool, ...]:
+    """Whether each tensor argument of a node is contiguous, as its metadata has it."""
+    given = (*node.args, *node.kwargs.values())
+    metas = (a.meta["val"] for a in given if isinstance(a, torch.fx.Node))
+    return tuple(_is_contiguous(m, size) for m in metas if isinstance(m, torch.Tensor))
+
+
+def _is_contiguous(t: torch.Tensor, size: Callable[[Any], int]) -> bool:
+    # `Tensor.is_contiguous` would decide on symbolic sizes for all their values.
+    shape, strides = [size(n) for n in t.shape], [size(n) for n in t.stride()]
+    expected = 1
+    for n, stride in zip(reversed(shape), reversed(strides)):
+        if n != 1 and stride != expected:
+            return 0 in shape
+        expected *= n
+    return True
 
 
 def _thaw(value: Any) -> Any:

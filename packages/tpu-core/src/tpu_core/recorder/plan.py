@@ -132,6 +132,10 @@ class NodePlan:
                 found.append(None)
         return found
 
+    def argument(self, name: str) -> Any:
+        """What the template has for an argument."""
+        return next(value for n, _, value in self.template if n == name)
+
     def positional_names(self) -> list[str]:
         """Names of the positional arguments that `arguments` gives."""
         return [n for n, keyword, _ in self.template if not keyword and not n.startswith(_HIDDEN)]

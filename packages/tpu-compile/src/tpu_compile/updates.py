@@ -1,0 +1,34 @@
+"""Which results of a graph are new values of its inputs, so that they take those inputs' memory."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+from tpu_compile.graphs import GRAPHS
+from tpu_compile.lookup import outputs
+from tpu_core.compiler.aliases import tells_updates
+
+_UPDATES = "tpu_updates"  # in a node's metadata: position of the input
+
+
+def mark_updates(module: GraphModule, written: list[int]) -> None:
+    """Note which outputs are written to an input once the graph has run.
+
+    Args:
+        module: A graph of AOTAutograd's, which returns new values of inputs first.
+        written: Positions of these inputs.
+    """
+    for index, output in zip(written, outputs(module)):
+        if isinstance(output, Node) and output.op != "placeholder":
+            output.meta.setdefault(_UPDATES, index)
+
+
+def updates(key: str) -> dict[int, int]:
+    """For results of the program of a graph, by its key, the tensor input that each is to be."""
+    graph = GRAPHS[key]
+    made = [result for result, is_made in zip(graph.results, graph.made) if is_made]
+    marked = {i: r.meta[_UPDATES] for i, r in enumerate(made) if _UPDATES in r.meta}
+    return {i: graph.tensors.index(at) for i, at in marked.items() if at in graph.tensors}
+
+
+tells_updates("tpu_compile.graph.default", updates)
