@@ -43,7 +43,8 @@ def _metadata() -> Any:
 
 
 def _mark_updates(module: GraphModule) -> None:
-    mark_updates(module, _metadata().mutated_inp_runtime_indices)
+    if torch._guards.TracingContext.try_get():  # none where Dynamo did not call the backend
+        mark_updates(module, _metadata().mutated_inp_runtime_indices)
 
 
 def _compile(module: GraphModule, example_inputs: Sequence[Any], visible: int) -> Boxed:
