@@ -37,6 +37,7 @@ RUNNERS: dict[str, dict[str, str]] = {
 }
 OURS = ("strict", "fused", "compiled", "background")
 _STEADY = 1.5  # times the median: what still counts as a steady unit
+_MOST_UNTIMED = 8
 
 
 def main() -> None:
@@ -98,15 +99,18 @@ def prepare_jax(workload: str, runner: str, materials: Path) -> tuple[Job, Calla
 def measure(job: Job, steps: int, units: int, compiles: Callable[[], float]) -> dict[str, Any]:
     """Run a first step, then units of ``steps`` steps, and read the result after each unit.
 
+    Units are timed once two have run and the last compiled nothing, or after `_MOST_UNTIMED`.
+
     Returns:
         Seconds of the first step and until the units are steady, medians of a unit's step, what
         was compiled and when, memory, and the first results.
     """
     walls, cpus, results, marks = [], [], [], {}
     compiled_before, done = compiles(), 0
-    # Three units more than are timed: the first compiles, the next two may.
-    for size in [1] + [steps] * (units + 2):
-        wall, cpu = time.perf_counter(), cpu_time()
+    untimed = 0  # of units: the first two may compile, and so may those that find new sizes
+    while len(cpus) < 1 + untimed + units:
+        size = steps if cpus else 1
+        wall, cpu, compiled = time.perf_counter(), cpu_time(), compiles()
         for _ in range(size):
             result = job.step(done)
             done += 1
@@ -115,8 +119,12 @@ def measure(job: Job, steps: int, units: int, compiles: Callable[[], float]) -> 
         results.append(read(result))
         walls.append((time.perf_counter() - wall) / size)
         cpus.append((cpu_time() - cpu) / size)
+        is_first = len(cpus) - 1 == untimed
+        if is_first and (untimed < 2 or (compiles() > compiled and untimed < _MOST_UNTIMED)):
+            untimed += 1
     end = compiles()
-    cpu_median, wall_median = statistics.median(cpus[3:]), statistics.median(walls[3:])
+    timed = slice(1 + untimed, None)
+    cpu_median, wall_median = statistics.median(cpus[timed]), statistics.median(walls[timed])
     steady = next(
         (i for i in range(1, len(cpus)) if max(cpus[i : i + 3]) <= _STEADY * cpu_median), 1
     )
