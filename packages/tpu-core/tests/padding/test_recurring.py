@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -14,8 +15,12 @@ from tpu_core.metrics import METRICS
 
 # As many sizes of the bucket 96 as run in one of 256: each wastes 1 - 96 / 256 of a run.
 SERVED = range(66, 66 + int(promotion.WASTED_RUNS / (1 - 96 / 256)))
-# Each test has a program of its own: what is known of one lasts as long as the process.
-_lengths = itertools.count(1)
+# Each test has a program of its own: what is known of one lasts as long as the process, and what is
+# compiled as long as the folder that pytest's processes share.
+_lengths = itertools.count(
+    1 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]),
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+)
 
 
 @pytest.fixture(autouse=True)

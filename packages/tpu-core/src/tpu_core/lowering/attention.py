@@ -49,6 +49,14 @@ def _scores(
     return s
 
 
+def _softmax(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+    top = _finite(jnp.max(s, axis=-1, keepdims=True, initial=-np.inf))
+    e = jnp.exp(s - top)
+    total = jnp.sum(e, axis=-1, keepdims=True)
+    p = e / jnp.where(total == 0, jnp.ones((), s.dtype), total)
+    return p, (jnp.log(total) + top)[..., 0]
+
+
 def _scale(q: jax.Array, scale: Any, dtype: Any) -> jax.Array:
     return cast(1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale, dtype)
 
@@ -92,11 +100,7 @@ def attention(
     """
     q, k, v = _four_dims(query), _four_dims(key_), _four_dims(value)
     s = _scores(q, k, attn_bias, is_causal, scale)
-    top = _finite(jnp.max(s, axis=-1, keepdims=True, initial=-np.inf))
-    e = jnp.exp(s - top)
-    total = jnp.sum(e, axis=-1, keepdims=True)
-    p = e / jnp.where(total == 0, jnp.ones((), s.dtype), total)
-    logsumexp = (jnp.log(total) + top)[..., 0]
+    p, logsumexp = _softmax(s)
     if dropout_p > 0:
         p = _drop(p, _keep(key, dropout_p, p.shape), dropout_p)
     out = contract(_fold(cast(p, v.dtype), k.shape[1]), v, _SCORE_VALUE)
@@ -133,7 +137,7 @@ def attention_backward(
     q, k, v, y, dy = (_four_dims(x) for x in (query, key_, value, output, grad_out))
     heads = k.shape[1]
     s = _scores(q, k, attn_bias, is_causal, scale)
-    p = jnp.exp(s - _finite(cast(logsumexp, s.dtype))[..., None])
+    p, _ = _softmax(s)
     dp = contract(_fold(dy, heads), v, _QUERY_KEY).reshape(p.shape)
     dropped = p
     if dropout_p > 0:
