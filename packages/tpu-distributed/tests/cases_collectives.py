@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.testing import assert_close
 
+import spawn
+
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
 
@@ -381,9 +383,13 @@ def case_functional() -> None:
 
 
 def case_again() -> None:
+    port = [spawn.free_port() if RANK == 0 else None]
+    dist.broadcast_object_list(port, 0)
     dist.barrier()
     dist.destroy_process_group()
     x = torch.full((2,), 1.0 + RANK, device=DEVICE)
+    # On the old port a rank that is early meets the store of the group before.
+    os.environ["MASTER_PORT"] = str(port[0])
     dist.init_process_group("tpu_dist", device_id=DEVICE)
     dist.all_reduce(x)
     assert x.tolist() == [SIZE * (SIZE + 1) / 2] * 2
