@@ -6,6 +6,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from models.resnet import shortcut
+
 
 class Bottleneck(nn.Module):
     """A 3x3 convolution between two 1x1 ones, with batch norm, around a skip connection.
@@ -25,11 +27,7 @@ class Bottleneck(nn.Module):
         self.norm2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(outputs)
-        self.skip = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.skip = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.skip = shortcut(inputs, outputs, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.norm1(self.conv1(x)))

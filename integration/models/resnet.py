@@ -9,6 +9,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """What brings a block's input to the shape of its output: nothing where it has that."""
+    if stride == 1 and inputs == outputs:
+        return nn.Sequential()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch norm around a skip connection."""
 
@@ -18,11 +25,7 @@ class BasicBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
-        self.skip = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.skip = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.skip = shortcut(inputs, outputs, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.norm1(self.conv1(x)))

@@ -26,6 +26,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def counted(f: Callable[..., Any], values: list[list[float]]) -> dict[str, int]:
     """Compare with the CPU for each input; what was compiled and read meanwhile."""
     compiled = torch.compile(f, fullgraph=True)
+    torch.tpu.synchronize()  # what an earlier test left pending
     before = METRICS.snapshot()
     for given in values:
         x = torch.tensor(given, dtype=torch.float32)

@@ -103,18 +103,32 @@ def _while_loop(
     carried: Sequence[Any],
     others: Sequence[Any] = (),
 ) -> Results:
-    key = call.key()
-    start = tuple(_as_array(x) for x in carried)
+    return _rounds(call, test, body, tuple(map(_as_array, carried)), others)[1]
 
-    def goes_on(state: tuple[Any, Results]) -> Any:
+
+def _rounds(
+    call: Call,
+    test: GraphModule,
+    body: GraphModule,
+    start: Results,
+    others: Sequence[Any],
+    kept: Results = (),
+) -> tuple[Any, Results, Results]:
+    """Number of rounds, what they carry at the end, and ``kept`` with what each round carried."""
+    key = call.key()
+
+    def goes_on(state: tuple[Any, Results, Results]) -> Any:
         (truth,) = call.run(test, (*state[1], *others), key, state[0])
         return _truth(truth)
 
-    def step(state: tuple[Any, Results]) -> tuple[Any, Results]:
-        results = call.run(body, (*state[1], *others), key, state[0])
-        return state[0] + 1, tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
+    def step(state: tuple[Any, Results, Results]) -> tuple[Any, Results, Results]:
+        number, values, kept = state
+        results = call.run(body, (*values, *others), key, number)
+        results = tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
+        kept = tuple(k.at[number].set(r, mode="drop") for k, r in zip(kept, results))
+        return number + 1, results, kept
 
-    return lax.while_loop(goes_on, step, (np.uint32(0), start))[1]
+    return lax.while_loop(goes_on, step, (np.uint32(0), start, kept))
 
 
 def _scan(
@@ -171,26 +185,13 @@ def _stacked_while_loop(
 
     Of a loop without rounds PyTorch keeps what it began with.
     """
-    key = call.key()
-    start = tuple(_as_array(x) for x in carried)
+    start = tuple(map(_as_array, carried))
     *room, _ = call.node.meta["val"]
     kept = tuple(
         jnp.zeros((r.shape[0], *x.shape), x.dtype).at[0].set(x)
         for r, x in zip(room, start, strict=True)
     )
-
-    def goes_on(state: tuple[Any, Results, Results]) -> Any:
-        (truth,) = call.run(test, (*state[1], *others), key, state[0])
-        return _truth(truth)
-
-    def step(state: tuple[Any, Results, Results]) -> tuple[Any, Results, Results]:
-        number, values, kept = state
-        results = call.run(body, (*values, *others), key, number)
-        results = tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
-        kept = tuple(k.at[number].set(r, mode="drop") for k, r in zip(kept, results, strict=True))
-        return number + 1, results, kept
-
-    number, _, kept = lax.while_loop(goes_on, step, (np.uint32(0), start, kept))
+    number, _, kept = _rounds(call, test, body, start, others, kept)
     return *kept, jnp.maximum(number, 1).astype(np.int64)
 
 

@@ -60,8 +60,8 @@ class _Evaluator(GraphEvaluator):
         op: Any = node.target
         entry = lowering_of(op)
         if op is SELECT and _is_array(index := map_arg(node.args[2], values.__getitem__)):
-            x, dim = values[node.args[0]], node.args[1]  # type: ignore[index]  # a node
-            return lax.dynamic_index_in_dim(x, index, dim, keepdims=False)
+            source: Any = node.args[0]
+            return lax.dynamic_index_in_dim(values[source], index, node.args[1], keepdims=False)
         if entry is not None:
             key = self._draws.key(node) if is_random(node) else None
             return call_node(node, entry, values, key, self._sizes.value)

@@ -99,7 +99,8 @@ class Bounded:
         values = dict(zip(self.passed, found))
         counts, limits, made, found_sizes = [], [], [], []
         for maker, limit in zip(self.makers, self.limits):
-            x = values[maker.args[0]]  # type: ignore[index]  # a node
+            source: Any = maker.args[0]
+            x = values[source]
             if maker.target is _NONZERO:
                 limit = min(limit, math.prod(x.shape))
                 places = jnp.nonzero(x, size=limit, fill_value=FILL)

