@@ -1,7 +1,8 @@
 """Write the reference pages that are made from the code: ``python docs/generate.py [--check]``.
 
 Each page has one source: the error classes, the configuration's fields, the registry of lowerings,
-the table of kernels and that of the device contract. ``--check`` writes nothing and fails if a page is out of date.
+the table of kernels and that of the device contract. ``--check`` writes nothing and fails if a page
+is out of date.
 
 Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
 a repository beside it: the pages are written for the files that are linked, and are not committed.

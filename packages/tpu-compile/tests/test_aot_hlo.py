@@ -93,8 +93,9 @@ def test_a_kernel_tells_what_its_products_cost() -> None:
     text = (
         "ENTRY %main (q: f32[8,128]) -> f32[8,128] {\n"
         "  %q = f32[8,128]{1,0} parameter(0)\n"
-        "  ROOT %k = f32[8,128]{1,0} custom-call(%q), custom_call_target=\"tpu_custom_call\", "
-        f'metadata={{op_name="jit(main)/blocks.0/attention/{scope_name(1000, 6)}/pallas_call"}}\n}}\n'
+        '  ROOT %k = f32[8,128]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", '
+        f'metadata={{op_name="jit(main)/blocks.0/attention/{scope_name(1000, 6)}/pallas_call"}}'
+        "\n}\n"
     )
     module = parse(text)
     cost = analyse(module, {})

@@ -54,7 +54,7 @@ def test_values_and_gradients_are_those_of_float64(name: str) -> None:
     expected = run([x.double() for x in inputs], grad.double(), **options)
     with tpu_kernels.using(attention="pallas"):
         got = run([x.to("tpu") for x in inputs], grad.to("tpu"), **options)
-    # Probabilities are rounded to bfloat16 before they meet the values, as in every fused attention.
+    # Probabilities are rounded to bfloat16 before they meet the values, as in all such kernels.
     bound = 2e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(got, expected, atol=bound, rtol=bound)
 

@@ -49,9 +49,7 @@ class KernelRuleError(TpuError):
     """
 
     code = "TPU1026"
-    remedy = (
-        "Change what breaks the rule, or leave the choice to the op by not naming an implementation."
-    )
+    remedy = "Change what breaks the rule, or name no implementation: the op then chooses."
 
     def at(self, line: str) -> KernelRuleError:
         """The same error with the user's line, where that is known."""

@@ -32,9 +32,7 @@ def calling(dtype: Any, products: int) -> Iterator[None]:
     # simulates a TPU by callbacks, and a program with callbacks cannot be stored.
     interpreted = cast(Any, True)
     interpreter = (
-        nullcontext()
-        if target().platform == "tpu"
-        else pltpu.force_tpu_interpret_mode(interpreted)
+        nullcontext() if target().platform == "tpu" else pltpu.force_tpu_interpret_mode(interpreted)
     )
     with (
         jax.enable_x64(False),  # Mosaic has no indices of 64 bits

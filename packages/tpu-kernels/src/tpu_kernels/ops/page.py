@@ -9,19 +9,19 @@ _INTRODUCTION = """\
 # Kernels
 
 PyTorch's own functions reach these ops on device `tpu`: no model has to name one. An op has several
-implementations. Where its program is lowered, for the device or ahead of time by `tpu_compile.aot`, the
-first is taken that is meant for the platform and whose rules hold; the last takes everything. What a call
-gives is the same within rounding, forward and backward.
+implementations. Where its program is lowered, for the device or ahead of time by `tpu_compile.aot`,
+the first is taken that is meant for the platform and whose rules hold; the last takes everything.
+What a call gives is the same within rounding, forward and backward.
 
 ```python
 with tpu_kernels.using(attention="plain"):
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 ```
 
-`tpu_kernels.using` names an implementation for a block. Arguments that break one of its rules are then an
-error that says which ([TPU1026](errors.md#tpu1026)). A kernel that is named on another platform than its
-own is run by Pallas' interpreter: slow, and with the same values. This page is generated from
-`tpu_kernels.ops`.
+`tpu_kernels.using` names an implementation for a block. Arguments that break one of its rules are
+then an error that says which ([TPU1026](errors.md#tpu1026)). A kernel that is named on another
+platform than its own is run by Pallas' interpreter: slow, and with the same values. This page is
+generated from `tpu_kernels.ops`.
 """
 
 

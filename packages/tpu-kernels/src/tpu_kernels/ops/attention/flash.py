@@ -174,9 +174,7 @@ def _heads(a: AttentionArguments, target: Target) -> bool:
 
 def _lengths(a: AttentionArguments, target: Target) -> bool:
     smallest = _BLOCKS[-1]
-    return (
-        a.query[2] % smallest == 0 and a.key[2] % smallest == 0 and a.key[2] == a.value[2]
-    )
+    return a.query[2] % smallest == 0 and a.key[2] % smallest == 0 and a.key[2] == a.value[2]
 
 
 FLASH = Implementation(
