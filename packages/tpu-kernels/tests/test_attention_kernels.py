@@ -114,6 +114,11 @@ def test_a_program_for_several_devices_is_computed_plainly() -> None:
         KERNEL.select(arguments(), several, "pallas")
 
 
+def test_chips_that_the_kernels_do_not_compile_for_compute_plainly() -> None:
+    assert KERNEL.select(arguments(), Target("tpu", kind="TPU v5e"), None).name == "pallas"
+    assert KERNEL.select(arguments(), Target("tpu", kind="TPU v3"), None).name == "plain"
+
+
 def lowered(length: int) -> str:
     """StableHLO for TPUs of attention and its gradient."""
     load()

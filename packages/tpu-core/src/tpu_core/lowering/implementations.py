@@ -35,10 +35,12 @@ class Target:
     Attributes:
         platform: ``"tpu"``, ``"cpu"``, another PJRT platform, or ``"portable"`` for several.
         devices: Number of devices among which XLA divides the program.
+        kind: Generation of the chips (``"TPU v5e"``), where it is known.
     """
 
     platform: str
     devices: int = 1
+    kind: str | None = None
 
 
 class Kernel(Protocol):
@@ -71,7 +73,10 @@ _of_process: Choices = ()
 
 def target() -> Target:
     """What is being lowered for: one device of the process's platform, unless a block says else."""
-    return _target.get() or Target(platforms.resolve().name)
+    if (given := _target.get()) is not None:
+        return given
+    platform = platforms.resolve()
+    return Target(platform.name, kind=platform.device_kind_hint)
 
 
 @contextmanager

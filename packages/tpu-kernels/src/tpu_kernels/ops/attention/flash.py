@@ -201,6 +201,10 @@ FLASH = Implementation(
             "The program is for one device: XLA divides no kernel among several.",
             lambda a, target: target.devices == 1,
         ),
+        Rule(
+            "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
+            lambda a, target: target.kind not in ("TPU v2", "TPU v3"),
+        ),
     ),
     functions=MappingProxyType({FORWARD: forward, BACKWARD: backward}),
 )
