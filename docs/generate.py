@@ -1,7 +1,8 @@
 """Write the reference pages that are made from the code: ``python docs/generate.py [--check]``.
 
-Each page has one source: the error classes, the configuration's fields, the registry of lowerings
-and the table of the device contract. ``--check`` writes nothing and fails if a page is out of date.
+Each page has one source: the error classes, the configuration's fields, the registry of lowerings,
+the table of kernels and that of the device contract. ``--check`` writes nothing and fails if a page
+is out of date.
 
 Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
 a repository beside it: the pages are written for the files that are linked, and are not committed.
@@ -66,11 +67,13 @@ def pages() -> dict[str, str]:
     from tpu_core.config import config_page
     from tpu_core.conformance import contract_page
     from tpu_core.errors_page import errors_page
+    from tpu_kernels.ops.page import kernels_page
 
     return {
         "configuration.md": config_page(),
         "device-contract.md": contract_page(),
         "errors.md": errors_page(),
+        "kernels.md": kernels_page(),
         "ops.md": ops_page(),
     }
 

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
+ATTENTION = "aten._scaled_dot_product_fused_attention_overrideable"
 PACKAGES = {"tpu_core", "tpu_eager", "tpu_compile", "tpu_kernels", "tpu_distributed"}
 
 
@@ -86,6 +87,8 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "torch_dynamo_backends tpu True",
         "tpu_core.cli aot True",
         "tpu_core.device_modules pallas False",
+        f"tpu_core.kernels {ATTENTION}.default False",
+        f"tpu_core.kernels {ATTENTION}_backward.default False",
         "torch.backends tpu_distributed True",
     ]
     assert (clean_python.parent / "tpu").exists()

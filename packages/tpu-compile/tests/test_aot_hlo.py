@@ -9,6 +9,7 @@ import pytest
 from tpu_compile.aot.chips import CHIPS
 from tpu_compile.aot.costs import analyse, roofline
 from tpu_compile.aot.hlo import Shape, parse
+from tpu_core.lowering.kernel_costs import scope_name
 
 # Ten products of a stack of weights, gathered and then summed, as libtpu prints such a program.
 TEXT = (Path(__file__).parent / "data" / "loop.hlo").read_text()
@@ -86,3 +87,17 @@ def test_padding_of_a_convolution_costs_nothing(line: str, flops: float) -> None
         f"{line}\n}}\n"
     )
     assert analyse(parse(text), {}).product_flops == flops
+
+
+def test_a_kernel_tells_what_its_products_cost() -> None:
+    text = (
+        "ENTRY %main (q: f32[8,128]) -> f32[8,128] {\n"
+        "  %q = f32[8,128]{1,0} parameter(0)\n"
+        '  ROOT %k = f32[8,128]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", '
+        f'metadata={{op_name="jit(main)/blocks.0/attention/{scope_name(1000, 6)}/pallas_call"}}'
+        "\n}\n"
+    )
+    module = parse(text)
+    cost = analyse(module, {})
+    assert (cost.product_flops, cost.mxu_flops, cost.float32_share) == (1000, 6000, 1)
+    assert [i.module for i in module.computations["main"]][1] == "blocks.0"

@@ -28,3 +28,33 @@ class JaxFunctionError(TpuError):
 
     code = "TPU1025"
     remedy = "Write the function as for jax.jit: pure, and of arrays alone."
+
+
+class KernelRuleError(TpuError):
+    """An implementation was named that does not take these arguments.
+
+    **How it happens.** Where nothing is named, an op takes the first implementation whose rules
+    hold, and its lowering takes everything. `tpu_kernels.using` names one for a block: arguments
+    that break one of its rules are then an error, where otherwise another implementation would
+    have been taken in silence.
+
+    ```python
+    with tpu_kernels.using(attention="pallas"):
+        F.scaled_dot_product_attention(q, k, v, is_causal=True)  # 100 queries: no multiple of 128
+    ```
+
+    **How to fix it.** The message says which rule is broken and by what; the table of
+    `docs/reference/kernels.md` has the rules of all. Change the shapes, or leave the choice to the
+    op.
+    """
+
+    code = "TPU1026"
+    remedy = "Change what breaks the rule, or name no implementation: the op then chooses."
+
+    def at(self, line: str) -> KernelRuleError:
+        """The same error with the user's line, where that is known."""
+        if not line:
+            return self
+        located = type(self)(str(self).replace("\nWhat to do", f"\n  at {line}\nWhat to do", 1))
+        located.line, located.values = line, self.values
+        return located

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpu_core.errors import JaxFunctionError as JaxFunctionError
+from tpu_core.errors import KernelRuleError as KernelRuleError
 from tpu_kernels._version import __version__ as __version__
 from tpu_kernels.calls import FlaxModule as FlaxModule
 from tpu_kernels.calls import call_jax as call_jax
@@ -11,6 +12,7 @@ from tpu_kernels.cross_entropy import linear_cross_entropy as linear_cross_entro
 from tpu_kernels.decorator import JaxOp as JaxOp
 from tpu_kernels.decorator import jax_op as jax_op
 from tpu_kernels.modules import to_jax_function as to_jax_function
+from tpu_kernels.ops.table import using as using
 from tpu_kernels.pallas import interpret as interpret
 from tpu_kernels.pallas import pallas_call as pallas_call
 
@@ -18,6 +20,7 @@ __all__ = [
     "FlaxModule",
     "JaxFunctionError",
     "JaxOp",
+    "KernelRuleError",
     "__version__",
     "call_jax",
     "from_flax",
@@ -26,4 +29,5 @@ __all__ = [
     "linear_cross_entropy",
     "pallas_call",
     "to_jax_function",
+    "using",
 ]

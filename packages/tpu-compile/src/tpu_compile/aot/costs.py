@@ -16,6 +16,7 @@ import numpy as np
 
 from tpu_compile.aot.chips import Chip
 from tpu_compile.aot.hlo import Instruction, Module, Shape
+from tpu_core.lowering.kernel_costs import SCOPE
 
 # What takes no memory traffic of its own.
 _FREE = {
@@ -141,6 +142,10 @@ def _products(module: Module) -> Iterator[tuple[float, int, bool, int]]:
     for name, times in _with_fusions(module).items():
         table = {i.name: i for i in module.computations.get(name, ())}
         for instruction in table.values():
+            if (kernel := _kernel(instruction)) is not None:
+                flops, passes = kernel
+                read = table[instruction.operands[0]].shapes if instruction.operands else ()
+                yield flops, times, any(s.dtype == "f32" for s in read), passes
             if instruction.opcode not in ("convolution", "dot"):
                 continue
             operands = [table[o].shapes[0] for o in instruction.operands if o in table]
@@ -151,6 +156,14 @@ def _products(module: Module) -> Iterator[tuple[float, int, bool, int]]:
             precision = re.search(r"operand_precision=\{(\w+)", instruction.rest)
             passes = _PASSES.get(precision[1], 1) if precision and is_float32 else 1
             yield count(instruction, operands[0], operands[1]), times, is_float32, passes
+
+
+def _kernel(instruction: Instruction) -> tuple[float, int] | None:
+    """Operations of a kernel's products and their passes, where it tells them."""
+    if instruction.opcode != "custom-call":
+        return None
+    found = SCOPE.search(instruction.rest)
+    return (float(found[1]), int(found[2])) if found else None
 
 
 def _with_fusions(module: Module) -> dict[str, int]:
@@ -377,7 +390,7 @@ def _idle(module: Module) -> Iterator[tuple[str, float]]:
         total += int(found[1]) * times
         callee = instruction.computation("calls")
         inside = module.computations.get(callee, []) if callee else [instruction]
-        if not any(i.opcode in ("convolution", "dot") for i in inside):
+        if not any(i.opcode in ("convolution", "dot") or _kernel(i) for i in inside):
             cycles[instruction.module or instruction.opcode] += int(found[1]) * times
     for name in sorted(cycles, key=lambda n: -cycles[n])[:8]:
         yield name, cycles[name] / total

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tpu_core.lowering.kernel_costs import SCOPE
+
 _BITS = {
     **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16},
     **{"s32": 32, "u32": 32, "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64},
@@ -80,7 +82,8 @@ class Instruction:
     def op_name(self) -> str:
         """The scopes that it was lowered in, without those of jax."""
         found = _OP_NAME.search(self.rest)
-        return re.sub(r"jit\(\w*\)/|while/|body/|closed_call/", "", found[1]) if found else ""
+        scopes = SCOPE.sub("", found[1]) if found else ""
+        return re.sub(r"jit\(\w*\)/|while/|body/|closed_call/", "", scopes)
 
     @property
     def module(self) -> str:

@@ -14,6 +14,7 @@ from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.lookup import lowering_of
 from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.implementations import Target, lowering_for
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
 
@@ -42,7 +43,8 @@ def lower(captured: Captured, mesh: Mapping[str, int]) -> bytes:
     def main(*arrays: jax.Array) -> list[jax.Array]:
         return run_graph(captured.graph, arrays[:-1], arrays[-1], entry_of=lowering_of, scope=scope)
 
-    with over(abstract), jax.enable_x64(True):
+    here = lowering_for(Target("tpu", abstract.size))
+    with over(abstract), here, jax.enable_x64(True):
         function = jax.jit(main, keep_unused=True, out_shardings=results)
         lowered = function.trace(*avals).lower(lowering_platforms=("tpu",))
     return located_bytes(lowered, captured.aliases)

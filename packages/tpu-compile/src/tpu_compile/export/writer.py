@@ -21,6 +21,7 @@ from tpu_compile.export.with_jax import BYTECODE, FORMAT, MANIFEST, TEXT, WEIGHT
 from tpu_core.errors import ExportError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import to_jax
+from tpu_core.lowering.implementations import Target, lowering_for
 
 
 def save(
@@ -67,7 +68,8 @@ def save(
         def function(*arrays: jax.Array) -> list[jax.Array]:
             return whole(*constants, *arrays)
 
-    with jax.enable_x64(True):
+    # One program for all platforms has no kernel of one of them.
+    with lowering_for(Target("portable")), jax.enable_x64(True):
         arguments = [_argument(d, scope) for d in given]
         lowered = jax.export.export(jax.jit(function), platforms=list(platforms))(*arguments)
 

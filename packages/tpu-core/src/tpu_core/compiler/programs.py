@@ -32,6 +32,7 @@ from tpu_core.compiler.worker import Job, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
+from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.host_memory import give_back_free_memory
@@ -289,6 +290,7 @@ class ProgramBuilder:
             device=self._client.device_key(s.device),
             platform=self._client.version,
             versions=source_versions(),
+            kernels=implementations.sources(),
         )
 
     def _key(self, s: Segment) -> str:

@@ -15,7 +15,7 @@ from tpu_core import collector
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
-from tpu_core.errors import CompilationError, TpuError
+from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder.miss import dtype_of_code
@@ -154,6 +154,8 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
             try:
                 with jax.named_scope(node.label):
                     results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
+            except KernelRuleError as error:
+                raise error.at(node.line) from None
             except TpuError:
                 raise
             except Exception as error:

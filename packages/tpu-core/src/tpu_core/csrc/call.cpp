@@ -4,12 +4,15 @@
 #include "tensors.h"
 
 #include <array>
+#include <atomic>
 #include <cstring>
 
 namespace tpu {
 namespace {
 
 thread_local int t_precision = -1;
+// Of the process: a backward pass runs on other threads.
+std::atomic<uint64_t> g_implementations{0};
 
 // What `torch.set_float32_matmul_precision` and `torch.tpu.precision` say: part of a product's signature.
 uint64_t matmul_precision() {
@@ -292,6 +295,7 @@ void add_tensor(
 void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
   c.hasher.add(d.hash);
   if (d.precision) c.hasher.add(matmul_precision());
+  if (const auto chosen = g_implementations.load(std::memory_order_relaxed)) c.hasher.add(chosen);
   c.wide = d.wide_numbers;
   for (size_t i = 0; i < n; ++i) {
     const auto& v = args[i];
@@ -389,5 +393,7 @@ void settle_type(Value& v, const at::Tensor& t) {
 }
 
 void set_thread_precision(int precision) { t_precision = precision; }
+
+void set_implementations(uint64_t digest) { g_implementations.store(digest, std::memory_order_relaxed); }
 
 }  // namespace tpu

@@ -44,5 +44,7 @@ void hash_layout(Hasher& h, const Layout& l);
 void settle_type(Value& v, const at::Tensor& t);
 // Overrides the float32 matmul precision of this thread; -1 follows PyTorch's setting.
 void set_thread_precision(int precision);
+// Digest of the implementations that the user chose for ops: part of every signature; 0 is none.
+void set_implementations(uint64_t digest);
 
 }  // namespace tpu

@@ -287,6 +287,7 @@ PYBIND11_MODULE(_C, m) {
         ->event.elapsedTime(reinterpret_cast<THPEvent*>(end.ptr())->event);
   });
   m.def("set_thread_precision", &set_thread_precision);
+  m.def("set_implementations", &set_implementations);
   register_process_group(m);
   m.def("user_line", [] {
     Line line;

@@ -79,7 +79,7 @@ def _finite(x: jax.Array) -> jax.Array:
 
 @lowering(
     "aten._scaled_dot_product_fused_attention_overrideable.default",
-    static=("dropout_p",),
+    static=("dropout_p", "scale"),
     random="dropout_p",
 )
 def attention(
@@ -111,7 +111,7 @@ def attention(
 
 @lowering(
     "aten._scaled_dot_product_fused_attention_overrideable_backward.default",
-    static=("dropout_p",),
+    static=("dropout_p", "scale"),
 )
 def attention_backward(
     grad_out: jax.Array,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tpu_core.lowering.dtypes import cast, to_numpy_dtype
+from tpu_core.lowering.implementations import implementation
 from tpu_core.lowering.registry import Lowering
 
 DROPPED_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "generator"})
@@ -39,13 +40,14 @@ def call_lowering(
     Raises:
         TypeError: The lowering returned a shape that PyTorch's meta function does not.
     """
+    fn = implementation(entry, args, kwargs)
     if entry.random:
         kwargs = {**kwargs, "key": key}
     if entry.wants_out:
         kwargs = {**kwargs, "out": out}
     if entry.wants_contiguous and contiguous is not None:
         kwargs = {**kwargs, "contiguous": contiguous}
-    result = entry.fn(*args, **kwargs)
+    result = fn(*args, **kwargs)
     if not isinstance(result, tuple):
         result = (result,)
     if len(result) != len(out):

@@ -39,7 +39,7 @@ def _node(node: Node) -> tuple[str, tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=16384)
 def _plan(plan: NodePlan) -> tuple[str, tuple[int, ...]]:
-    form: list[str] = [plan.op, plan.precision, str(plan.random), str(plan.order)]
+    form = [plan.op, plan.precision, str(plan.choices), str(plan.random), str(plan.order)]
     integers: list[int] = []
 
     def walk(value: Any) -> None:

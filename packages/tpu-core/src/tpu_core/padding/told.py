@@ -311,6 +311,7 @@ def _plan(
         plan.order,
         plan.random,
         plan.precision,
+        plan.choices,
     )
 
 

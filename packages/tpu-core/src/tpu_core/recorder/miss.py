@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
+from tpu_core.lowering.implementations import choices
 from tpu_core.lowering.precision import precision_name
 from tpu_core.lowering.registry import Lowering
 from tpu_core.lowering.views import Access
@@ -194,6 +195,7 @@ def miss(
         [i for i in range(total + len(not_computed)) if i not in not_computed],
         random,
         precision_name(),
+        choices(),
     )
     return RECORD, node, fresh, lists, constants, _identity(entry, args)
 

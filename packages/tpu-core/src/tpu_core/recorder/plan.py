@@ -11,6 +11,7 @@ import numpy as np
 
 from tpu_core.lowering import views
 from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.implementations import Choices, as_recorded
 from tpu_core.lowering.precision import precision
 from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.views import Access
@@ -67,9 +68,13 @@ class NodePlan:
         order: For each node output (new tensors, then writes) the index of its flattened result.
         random: Whether the last four numbers are the seed and offset words.
         precision: Name of the float32 matmul precision in force when the node was recorded.
+        choices: Implementations that the user had chosen then.
     """
 
-    __slots__ = ("compute", "op", "order", "precision", "random", "reads", "template", "writes")
+    __slots__ = (
+        *("choices", "compute", "op", "order", "precision", "random", "reads", "template"),
+        "writes",
+    )
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class NodePlan:
         order: list[int],
         random: bool,
         precision: str,
+        choices: Choices = (),
     ) -> None:
         self.op = op
         self.template = template
@@ -90,6 +96,7 @@ class NodePlan:
         self.order = order
         self.random = random
         self.precision = precision
+        self.choices = choices
 
     def lower(self, operands: Sequence[jax.Array], numbers: Iterator[Any]) -> list[jax.Array]:
         """The node's outputs, new tensors first, then the new values of written storages.
@@ -104,7 +111,7 @@ class NodePlan:
         key = (
             derive_key(*(cast(next(numbers), np.uint32) for _ in range(4))) if self.random else None
         )
-        with precision(self.precision):
+        with precision(self.precision), as_recorded(self.choices):
             results = self.compute(positional, keywords, key)
         outputs = [results[i] for i in self.order]
         fresh = len(outputs) - len(self.writes)

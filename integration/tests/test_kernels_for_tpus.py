@@ -1,0 +1,67 @@
+"""Models that take kernels by themselves where they are compiled for a TPU, without a TPU."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import tpu_compile
+import tpu_kernels
+
+HEADS, SIZE = 8, 128
+
+
+class Block(nn.Module):
+    """Attention with its projections, as in any transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(HEADS * SIZE)
+        self.qkv = nn.Linear(HEADS * SIZE, 3 * HEADS * SIZE, bias=False)
+        self.out = nn.Linear(HEADS * SIZE, HEADS * SIZE, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, SIZE)).transpose(1, 3)
+        q, k, v = parts.unbind(2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+@functools.cache
+def plan(length: int, implementation: str | None = None) -> tpu_compile.aot.Plan:
+    """Forward and backward on one v5e."""
+    with torch.device("meta"):
+        model, x = Block().bfloat16(), torch.empty(1, length, HEADS * SIZE, dtype=torch.bfloat16)
+    chosen = {} if implementation is None else {"attention": implementation}
+    with tpu_kernels.using(**chosen):
+        return tpu_compile.aot(
+            model, (x,), topology="v5e:1x1", loss=lambda model, x: model(x).float().square().mean()
+        )
+
+
+def test_attention_takes_memory_in_proportion_to_the_length() -> None:
+    for length in (4096, 8192):
+        activation = length * HEADS * SIZE * 2  # of bfloat16
+        temporaries = plan(length).memory.temporaries
+        # Less what fits into the chip's own memory, which is the same for every length.
+        assert temporaries is not None and temporaries <= 20 * activation
+    flash, plain = plan(4096), plan(4096, "plain")
+    scores = HEADS * 4096 * 4096 * 2
+    assert plain.memory.temporaries is not None and plain.memory.temporaries >= scores
+    assert flash.cost is not None and plain.cost is not None
+    assert flash.cost.hbm_bytes <= plain.cost.hbm_bytes / 4
+
+
+def test_a_plan_counts_what_is_in_the_kernels() -> None:
+    flash, plain = plan(4096), plan(4096, "plain")
+    assert flash.hlo.count('custom_call_target="tpu_custom_call"') == 3
+    assert "tpu_custom_call" not in plain.hlo
+    assert flash.cost is not None and plain.cost is not None
+    # Blocks of 512 above the diagonal are left out; the scores are computed in each kernel anew.
+    product = 2 * HEADS * SIZE * 4096 * (4096 + 512) // 2
+    weights = 4 * (HEADS * SIZE) ** 2
+    assert flash.cost.product_flops == 3 * 2 * 4096 * weights + 9 * product
+    assert not any("kernel(" in name for name, _ in flash.cost.idle)

@@ -1,0 +1,161 @@
+"""Implementations that other packages offer for ops which have a lowering.
+
+A package names an overload in the entry-point group ``tpu_core.kernels``; what is loaded from there
+is a `Kernel`. It is asked each time the op is lowered for a TPU, or for any platform where the user
+has named an implementation, and gives a function that is called as the lowering would be. What it
+gives must compute the same: forward and backward may be of different implementations.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpu_core import platforms
+from tpu_core.lowering.registry import Lowering
+
+GROUP = "tpu_core.kernels"
+
+Choices = tuple[tuple[str, str], ...]
+"""Implementations that the user named: (name of the kernel, of its implementation), sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a program is lowered for.
+
+    Attributes:
+        platform: ``"tpu"``, ``"cpu"``, another PJRT platform, or ``"portable"`` for several.
+        devices: Number of devices among which XLA divides the program.
+        kind: Generation of the chips (``"TPU v5e"``), where it is known.
+    """
+
+    platform: str
+    devices: int = 1
+    kind: str | None = None
+
+
+class Kernel(Protocol):
+    """What an entry point of the group leads to."""
+
+    name: str
+
+    def choose(
+        self,
+        overload: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Target,
+        choice: str | None,
+    ) -> Callable[..., Any] | None:
+        """The function to call in place of the op's lowering, or None for the lowering.
+
+        Args:
+            overload: The op.
+            args, kwargs: As the lowering would be called.
+            target: What for.
+            choice: The implementation that the user named, or None.
+        """
+
+
+_target: ContextVar[Target | None] = ContextVar("tpu_lowering_target", default=None)
+_recorded: ContextVar[Choices | None] = ContextVar("tpu_recorded_choices", default=None)
+_of_process: Choices = ()
+
+
+def target() -> Target:
+    """What is being lowered for: one device of the process's platform, unless a block says else."""
+    if (given := _target.get()) is not None:
+        return given
+    platform = platforms.resolve()
+    return Target(platform.name, kind=platform.device_kind_hint)
+
+
+@contextmanager
+def lowering_for(target: Target) -> Iterator[None]:
+    """Lower for ``target`` in the block.
+
+    Example:
+        >>> with lowering_for(Target("tpu")):
+        ...     lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
+    """
+    token = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def choices() -> Choices:
+    """What the user chose: when the op being lowered was recorded, or now."""
+    recorded = _recorded.get()
+    return _of_process if recorded is None else recorded
+
+
+@contextmanager
+def as_recorded(choices: Choices) -> Iterator[None]:
+    """Lower with the choices of the time when an op was recorded."""
+    token = _recorded.set(choices)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
+def choose_for_process(choices: Choices) -> Choices:
+    """Set what the process chooses; returns what it was. Not for users: signatures must follow."""
+    global _of_process
+    before, _of_process = _of_process, choices
+    return before
+
+
+def digest(choices: Choices) -> int:
+    """64 bits that stand for choices, the same in every process; 0 for none."""
+    if not choices:
+        return 0
+    return int.from_bytes(hashlib.sha256(repr(choices).encode()).digest()[:8], "little")
+
+
+def implementation(
+    entry: Lowering, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The function that computes a call of an op: its lowering's, or that of a kernel.
+
+    Args:
+        entry: The op's lowering.
+        args, kwargs: What it would be called with.
+    """
+    point = _offered().get(entry.op)
+    if point is None:
+        return entry.fn
+    chosen, where = dict(choices()), target()
+    if where.platform != "tpu" and not chosen:
+        return entry.fn
+    kernel: Kernel = point.load()
+    function = kernel.choose(entry.op, args, kwargs, where, chosen.get(kernel.name))
+    return function or entry.fn
+
+
+@functools.cache
+def _offered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+@functools.cache
+def sources() -> str:
+    """Digest of the packages that offer implementations: programs of others are not theirs."""
+    found = hashlib.sha256()
+    for package in sorted({point.module.partition(".")[0] for point in _offered().values()}):
+        spec = importlib.util.find_spec(package)  # of a top-level package: imports nothing
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                found.update(file.read_bytes())
+    return found.hexdigest()

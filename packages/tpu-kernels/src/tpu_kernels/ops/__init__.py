@@ -1,0 +1,16 @@
+"""The library: ops that PyTorch's own functions reach, in several implementations.
+
+A folder an op, named as in `tpu_kernels.using`:
+
+``arguments.py``
+    What the rules are asked about, bound from an overload's arguments.
+``plain.py``
+    What takes everything: the lowerings of tpu-core, with what they cost.
+``flash.py``, ...
+    One implementation each: its functions, called as the lowerings are, and its rules.
+``api.py``
+    ``KERNEL``: the op's record, with its implementations in the order in which they are tried.
+
+A new op is a folder with these files, a row of `tpu_kernels.ops.table.KERNELS`, and an entry point
+of the group ``tpu_core.kernels`` for each overload.
+"""

@@ -1,0 +1,1 @@
+"""Attention: ``torch.nn.functional.scaled_dot_product_attention``, forward and backward."""

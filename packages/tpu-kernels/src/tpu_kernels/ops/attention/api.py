@@ -1,0 +1,18 @@
+"""The record of attention: what leads to it, and its implementations in order."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from tpu_kernels.ops.attention.arguments import of_backward, of_forward
+from tpu_kernels.ops.attention.flash import FLASH
+from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
+from tpu_kernels.ops.attention.plain import PLAIN
+from tpu_kernels.ops.registry import Op
+
+KERNEL = Op(
+    "attention",
+    ("torch.nn.functional.scaled_dot_product_attention", "torch.nn.MultiheadAttention"),
+    MappingProxyType({FORWARD: of_forward, BACKWARD: of_backward}),
+    (FLASH, PLAIN),
+)

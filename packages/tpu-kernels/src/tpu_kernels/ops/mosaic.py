@@ -1,0 +1,43 @@
+"""How kernels of other libraries, which know nothing of interpreter and x64, are called here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from tpu_core.lowering.implementations import target
+from tpu_core.lowering.kernel_costs import scope_name
+from tpu_core.lowering.precision import precision_name
+
+# Of a product of float32, as exact as float32.
+_PASSES = 6
+
+
+@contextmanager
+def calling(dtype: Any, products: int) -> Iterator[None]:
+    """Trace a kernel in the block: by Mosaic for a TPU, by Pallas' interpreter for what is none.
+
+    Args:
+        dtype: Of the kernel's operands. Products of float32 are as exact as the precision in force
+            asks; Mosaic has one pass of bfloat16 and float32, nothing between.
+        products: Floating point operations of its matrix products.
+    """
+    exact = np.dtype(dtype) == np.float32 and precision_name() != "medium"
+    # True is the interpreter that leaves plain HLO; `InterpretParams`, which the annotation names,
+    # simulates a TPU by callbacks, and a program with callbacks cannot be stored.
+    interpreted = cast(Any, True)
+    interpreter = (
+        nullcontext() if target().platform == "tpu" else pltpu.force_tpu_interpret_mode(interpreted)
+    )
+    with (
+        jax.enable_x64(False),  # Mosaic has no indices of 64 bits
+        jax.default_matmul_precision("highest" if exact else "default"),
+        jax.named_scope(scope_name(products, _PASSES if exact else 1)),
+        interpreter,
+    ):
+        yield
