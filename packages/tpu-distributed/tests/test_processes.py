@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import spawn
@@ -21,14 +23,15 @@ def test_parallel_training_equals_one_process() -> None:
     assert not failures, show(failures)
 
 
-def test_ranks_that_disagree_or_are_late() -> None:
-    failures = spawn.run("cases_faults", 2, timeout=100)
+def test_ranks_that_disagree_or_are_late(tmp_path: Path) -> None:
+    failures = spawn.run("cases_faults", 2, timeout=100, TPU_FLIGHT_DIR=str(tmp_path))
     assert not failures, show(failures)
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_survivors_go_on(lost: int) -> None:
-    failures = spawn.run("cases_lost_peer", 3, timeout=100, LOST=str(lost))
+def test_survivors_go_on(lost: int, tmp_path: Path) -> None:
+    more = {"LOST": str(lost), "TPU_FLIGHT_DIR": str(tmp_path)}
+    failures = spawn.run("cases_lost_peer", 3, timeout=100, **more)
     assert not failures, show(failures)
 
 

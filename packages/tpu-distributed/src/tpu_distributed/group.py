@@ -13,6 +13,7 @@ from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import messages, uneven
 from tpu_distributed.control import Call, Control
+from tpu_distributed.flights.recorder import RECORDER, Record
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
 from tpu_distributed.values import array_of, write
@@ -175,7 +176,7 @@ class Group:
     def barrier(self, options: Any) -> Issued:
         """Wait until all ranks are here and have computed what they recorded before."""
         torch.accelerator.synchronize()
-        self.control.agree(Call("barrier"), _seconds(options))
+        self.control.agree(Call("barrier"), _seconds(options)).finish()
         return self._done(Issued([]))
 
     def monitored_barrier(self, options: Any, wait_all: bool) -> None:
@@ -226,7 +227,7 @@ class Group:
         inputs: Tensors,
         build: Build,
         timeout: float | None = None,
-        agreed: bool = False,
+        agreed: Record | None = None,
     ) -> list[Any]:
         """Run a collective.
 
@@ -235,16 +236,21 @@ class Group:
             inputs: Values of the program's parameters.
             build: Writes the program; it is called once for each ``call``.
             timeout: Seconds to wait for the other ranks; the group's unless given.
-            agreed: Whether they have agreed before.
+            agreed: Its record, where they have agreed before.
 
         Returns:
             Arrays of the results.
         """
         program = self._program(call, inputs, build)
         arrays = [array_of(x) for x in inputs]
-        if not agreed:
-            self.control.agree(call, timeout)
-        return list(program.execute(arrays).consume_with_handlers(program.handlers))
+        record = agreed or self.control.agree(call, timeout)
+        try:
+            results = list(program.execute(arrays).consume_with_handlers(program.handlers))
+        except Exception as error:
+            record.fail(error)
+            raise
+        RECORDER.issued(record, results)
+        return results
 
     def _run(
         self,
@@ -257,7 +263,7 @@ class Group:
     ) -> Issued:
         call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
         if all(x.numel() == 0 for x in inputs):
-            self.control.agree(call, _seconds(options))
+            self.control.agree(call, _seconds(options)).finish()
             return self._done(Issued(written))
         arrays = self.run(call, inputs, build, _seconds(options))
         for tensor, array in zip(written, arrays):
