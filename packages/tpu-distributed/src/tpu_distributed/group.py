@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed import PrefixStore
 
-from tpu_core import runtime
+from tpu_core import _C, runtime
 from tpu_core.compiler import collectives
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.client import Loaded
@@ -212,6 +213,21 @@ class Group:
         """Change how long collectives wait for other ranks."""
         if seconds is not None:
             self.control.set_timeout(seconds)
+
+    def split(self, store: Any, ranks: Sequence[int], timeout: float | None, name: str) -> Any:
+        """A backend for some ranks of this group; None where this one is not among them."""
+        if self.rank not in ranks:
+            return None
+        seconds = timeout or self.control.timeout
+        own, size = list(ranks).index(self.rank), len(ranks)
+        members = [self.control.ranks[r] for r in ranks]
+        # gloo has keys of its own in the same store, for CPU tensors; and as in `backend.create`
+        # the store may outlive the groups in it.
+        times = store.add(f"tpu made by {own}", 1)
+        store = PrefixStore(f"tpu/{times}/", store)
+        control = Control(store, name, own, size, seconds, members)
+        group = Group(control, [self._devices[r] for r in ranks])
+        return _C.make_backend(own, size, "tpu", seconds, group)
 
     def abort(self) -> None:
         """Give the group up: others that wait for this rank get an error."""
