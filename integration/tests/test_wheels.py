@@ -88,6 +88,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "tpu_core.device_modules pallas False",
         "torch.backends tpu_distributed True",
         "tpu_core.cli flights True",
+        "tpu_core.cli launch True",
     ]
     assert (clean_python.parent / "tpu").exists()
 
