@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpu_distributed._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tpu_distributed.comm_hooks import bf16_compression_hook as bf16_compression_hook
     from tpu_distributed.flights.recorder import FlightRecorder
+    from tpu_distributed.prefetching import prefetch as prefetch
 
-__all__ = ["__version__", "flight_recorder"]
+__all__ = ["__version__", "bf16_compression_hook", "flight_recorder", "prefetch"]
 
 
 def flight_recorder() -> FlightRecorder:
@@ -25,3 +27,16 @@ def flight_recorder() -> FlightRecorder:
     from tpu_distributed.flights.recorder import RECORDER
 
     return RECORDER
+
+
+def __getattr__(name: str) -> Any:
+    # Found when it is used: `import torch` imports this package.
+    if name == "prefetch":
+        from tpu_distributed.prefetching import prefetch
+
+        return prefetch
+    if name == "bf16_compression_hook":
+        from tpu_distributed.comm_hooks import bf16_compression_hook
+
+        return bf16_compression_hook
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
