@@ -20,6 +20,11 @@ def test_collectives_of_two() -> None:
     assert not failures, show(failures)
 
 
+def test_groups_made_anew_and_split() -> None:
+    failures = spawn.run("cases_groups", 2, timeout=100)
+    assert not failures, show(failures)
+
+
 def test_parallel_training_equals_one_process(tmp_path: Path) -> None:
     failures = spawn.run("cases_training", 2, timeout=250, CHECKPOINTS=str(tmp_path))
     assert not failures, show(failures)
