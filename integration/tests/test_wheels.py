@@ -90,6 +90,8 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         f"tpu_core.kernels {ATTENTION}.default False",
         f"tpu_core.kernels {ATTENTION}_backward.default False",
         "torch.backends tpu_distributed True",
+        "tpu_core.cli flights True",
+        "tpu_core.cli launch True",
     ]
     assert (clean_python.parent / "tpu").exists()
 

@@ -53,6 +53,8 @@ def test_defaults_of_an_empty_environment():
         ("TPU_SEGMENT_OPS", "100", "segment_ops", 100),
         ("TPU_DEBUG_NANS", "yes", "debug_nans", True),
         ("TPU_DUMP", "dump", "dump_dir", Path("dump")),
+        ("TPU_FLIGHT_RECORDS", "50", "flight_records", 50),
+        ("TPU_FLIGHT_DIR", "flights", "flight_dir", Path("flights")),
         ("TPU_LOG", "info", "log_level", "info"),
     ],
 )

@@ -348,6 +348,23 @@ def case_subgroups() -> None:
         assert z.tolist() == [3.0 + RANK % 2] * 3
 
 
+def case_groups_made_by_some_ranks() -> None:
+    if RANK == 0:  # the others know nothing of it
+        own = dist.new_group([0], use_local_synchronization=True)
+        x = torch.full((2,), 5.0, device=DEVICE)
+        dist.all_reduce(x, group=own)
+        assert x.tolist() == [5.0, 5.0]
+    members = list(range(1, min(SIZE, 3)))
+    if RANK in members:
+        group = dist.new_group(members, use_local_synchronization=True)
+        y = torch.full((3,), 1.0 + RANK, device=DEVICE)
+        dist.all_reduce(y, group=group)
+        assert y.tolist() == [sum(1.0 + r for r in members)] * 3
+    z = torch.ones(2, device=DEVICE)
+    dist.all_reduce(z)
+    assert z.tolist() == [SIZE] * 2
+
+
 def case_ranks_differ() -> None:
     if RANK == 0:  # logs and evaluates by itself
         x = torch.randn(7, 7, device=DEVICE)

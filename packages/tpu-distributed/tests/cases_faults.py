@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import tpu_distributed
 from tpu_core.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -17,6 +20,8 @@ from tpu_core.errors import (
     ProcessGroupError,
     RecompilationError,
 )
+from tpu_core.pjrt import distributed
+from tpu_distributed.flights import report
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
@@ -24,6 +29,39 @@ DEVICE = torch.device("tpu", RANK)
 
 def case_start() -> None:
     dist.init_process_group()
+
+
+def case_flight_records() -> None:
+    x = torch.ones(2, 3, device=DEVICE)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.barrier(device_ids=[RANK])  # without, it is gloo's
+    if RANK == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    reduced, barrier, message = tpu_distributed.flight_recorder().records()
+    assert reduced["call"] == "all_reduce max float32[2, 3]"
+    assert reduced["line"].partition(":")[0].endswith("cases_faults.py")
+    assert (reduced["kind"], reduced["shapes"], reduced["dtypes"]) == (
+        "all_reduce",
+        [[2, 3]],
+        ["float32"],
+    )
+    assert (reduced["group"], reduced["ranks"], reduced["sequence"]) == ("0", [0, 1], 1)
+    assert (barrier["call"], barrier["sequence"]) == ("barrier", 2)
+    assert message["call"] == ("recv from 0" if RANK else "send to 1") + " float32[2, 3]"
+    assert message["sequence"] is None
+    for record in (reduced, barrier, message):
+        assert record["state"] == "done", record
+        assert record["called"] <= record["done"]
+    line = f"0 #1 all_reduce max float32[2, 3] done at {reduced['line']}"
+    assert str(tpu_distributed.flight_recorder()).splitlines()[0] == line
+
+
+def dump_of(rank: int) -> Path:
+    run = distributed.current_world()
+    assert run is not None
+    return Path(os.environ["TPU_FLIGHT_DIR"]) / run.name / f"rank-{rank}.json"
 
 
 def case_other_shape() -> None:
@@ -35,6 +73,15 @@ def case_other_shape() -> None:
     assert "rank 1: all_reduce sum float32[3] at " in text
     assert "cases_faults.py:" in text
     assert x.tolist() == [1.0] * (2 + RANK)
+    assert f"flight record: {dump_of(RANK)}" in text
+    records = json.loads(dump_of(RANK).read_text())["records"]
+    assert (records[-1]["state"], records[-1]["shapes"]) == ("failed", [[2 + RANK]])
+    dist.barrier()  # of gloo: both have written
+    (finding,) = report.findings(report.read(dump_of(RANK).parent))
+    assert finding.startswith(
+        "Group '0': collective 3 differs. rank 0: all_reduce sum float32[2] at "
+    )
+    assert "rank 1: all_reduce sum float32[3] at " in finding
 
 
 def case_other_dtype_op_and_kind() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,8 +22,11 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
+from tpu_distributed import bf16_compression_hook, flight_recorder
+
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
+CHECKPOINTS = Path(os.environ["CHECKPOINTS"])
 STEPS, BATCH = 2, 8
 
 
@@ -139,6 +144,21 @@ def case_ddp_no_new_programs() -> None:
     assert compiles[3] == compiles[-1], compiles
 
 
+def case_ddp_bf16_hook() -> None:
+    net, xs, ys = made()
+    net.to(DEVICE)
+    model = DistributedDataParallel(net)
+    model.register_comm_hook(None, bf16_compression_hook)
+    train(model, shares(xs), shares(ys))
+    whole = reference()
+    for name, p in net.named_parameters():
+        assert p.grad is not None and p.grad.dtype == torch.float32
+        # bfloat16 has 8 bits; Adam's steps are of 0.05 whatever the gradient's size.
+        assert (p.detach().cpu() - whole[name]).abs().mean() < 0.02
+    gradients = flight_recorder().records()[-1]
+    assert (gradients["kind"], gradients["dtypes"]) == ("all_reduce", ["bfloat16"])
+
+
 def case_fsdp2() -> None:
     net, xs, ys = made()
     for layer in (net.up, net.down):
@@ -148,6 +168,28 @@ def case_fsdp2() -> None:
     assert net.up.weight.to_local().shape[0] == 16 // SIZE
     train(net, shares(xs), shares(ys))
     compare(dict(net.named_parameters()))
+    # Read by fewer ranks, see test_processes.py.
+    state = {"net": net.state_dict()}
+    dcp.save(state, checkpoint_id=CHECKPOINTS / "of-two")
+    full = {name: p.full_tensor().cpu() for name, p in state["net"].items()}
+    if RANK == 0:
+        torch.save(full, CHECKPOINTS / "full.pt")
+
+
+def case_checkpoint_of_fewer_ranks() -> None:
+    net, _, _ = made()
+    if RANK == 0:
+        whole = {"net": {name: p + 1 for name, p in net.state_dict().items()}}
+        dcp.save(whole, checkpoint_id=CHECKPOINTS / "of-one", no_dist=True)
+    dist.barrier()
+    fully_shard(net)
+    net.to(DEVICE)
+    state = {"net": net.state_dict()}
+    dcp.load(state, checkpoint_id=CHECKPOINTS / "of-one")
+    net.load_state_dict(state["net"])
+    for p, q in zip(net.parameters(), made()[0].parameters(), strict=True):
+        assert p.to_local().shape[0] <= (q.shape[0] + 1) // SIZE
+        assert_close(p.full_tensor().cpu(), q.detach() + 1, rtol=0, atol=0)
 
 
 def case_fsdp2_mixed_precision() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 import spawn
 
@@ -16,19 +20,33 @@ def test_collectives_of_two() -> None:
     assert not failures, show(failures)
 
 
-def test_parallel_training_equals_one_process() -> None:
-    failures = spawn.run("cases_training", 2, timeout=250)
+def test_groups_made_anew_and_split() -> None:
+    failures = spawn.run("cases_groups", 2, timeout=100)
     assert not failures, show(failures)
 
 
-def test_ranks_that_disagree_or_are_late() -> None:
-    failures = spawn.run("cases_faults", 2, timeout=100)
+def test_parallel_training_equals_one_process(tmp_path: Path) -> None:
+    failures = spawn.run("cases_training", 2, timeout=250, CHECKPOINTS=str(tmp_path))
+    assert not failures, show(failures)
+    # What two ranks saved, in this one process: plain PyTorch on the CPU, then the device.
+    expected = torch.load(tmp_path / "full.pt")
+    for device in ("cpu", "tpu"):
+        state = {"net": {name: torch.zeros_like(p).to(device) for name, p in expected.items()}}
+        dcp.load(state, checkpoint_id=tmp_path / "of-two", no_dist=True)
+        for name, p in state["net"].items():
+            assert p.device.type == device
+            assert torch.equal(p.cpu(), expected[name]), name
+
+
+def test_ranks_that_disagree_or_are_late(tmp_path: Path) -> None:
+    failures = spawn.run("cases_faults", 2, timeout=100, TPU_FLIGHT_DIR=str(tmp_path))
     assert not failures, show(failures)
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_survivors_go_on(lost: int) -> None:
-    failures = spawn.run("cases_lost_peer", 3, timeout=100, LOST=str(lost))
+def test_survivors_go_on(lost: int, tmp_path: Path) -> None:
+    more = {"LOST": str(lost), "TPU_FLIGHT_DIR": str(tmp_path)}
+    failures = spawn.run("cases_lost_peer", 3, timeout=100, **more)
     assert not failures, show(failures)
 
 

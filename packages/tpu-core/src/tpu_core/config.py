@@ -38,6 +38,10 @@ def _user_cache() -> Path:
     return Path(platformdirs.user_cache_dir("tpu-core", appauthor=False))
 
 
+def _user_flights() -> Path:
+    return _user_cache().with_name("tpu-flights")
+
+
 def _setting(
     env: str, kind: Kind, doc: str, default: Any = None, *, shown: str | None = None
 ) -> Any:
@@ -181,6 +185,19 @@ class Config:
         FOLDER,
         "Folder for what is compiled: each graph of `torch.compile` as Python, and each program as "
         "StableHLO and as XLA optimized it.",
+    )
+    flight_records: int = _setting(
+        "TPU_FLIGHT_RECORDS",
+        integer(1),
+        "Last collectives of each process that are kept in mind, for `tpu flights`.",
+        1000,
+    )
+    flight_dir: Path = _setting(
+        "TPU_FLIGHT_DIR",
+        FOLDER,
+        "Folder for the last collectives of each process, a folder a run, where one fails.",
+        _user_flights,
+        shown="`tpu-flights` in the user's cache folder",
     )
     log_level: str = _setting(
         "TPU_LOG",

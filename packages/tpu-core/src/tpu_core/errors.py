@@ -36,7 +36,8 @@ class TpuNotAvailableError(TpuError):
     **How it happens.** `TPU_PLATFORM=tpu` is set on a machine without a TPU chip or without
     libtpu, or `TPU_PLATFORM` names a PJRT plug-in that is not installed. Without `TPU_PLATFORM`
     this error does not occur: where no chip is visible, the device `tpu` runs on XLA's CPU
-    platform.
+    platform. It also occurs where another process has the chips: libtpu locks them by a file, and
+    the message names the process that holds it.
 
     ```console
     $ TPU_PLATFORM=tpu python -c "import torch; torch.ones(2, device='tpu')"

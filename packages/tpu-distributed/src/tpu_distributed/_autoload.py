@@ -18,10 +18,13 @@ def load() -> None:
 
     if not dist.is_available():
         return
+    from tpu_distributed import splitting
+
     for name in NAMES:
         # A list: of a string every letter would be taken for a device.
         dist.Backend.register_backend(name, _create, extended_api=True, devices=["tpu"])
     _add_gloo_for_cpu_tensors()
+    splitting.install()
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -11,6 +11,7 @@ from tpu_core.pjrt import distributed
 from tpu_core.runtime import runtime
 from tpu_distributed import world
 from tpu_distributed.control import Control
+from tpu_distributed.flights.recorder import RECORDER
 from tpu_distributed.group import Group
 
 
@@ -32,9 +33,12 @@ def create(options: Any) -> Any:
     if not ranks:  # the default group
         world.enter(store, rank, size, options.timeout.total_seconds())
         ranks = list(range(size))
+        current = distributed.current_world() if size > 1 else None
+        RECORDER.start(current.name if current else None, rank, size)
     client = runtime().client
     devices = distributed.members(client)
     members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
-    control = Control(store, options.group_id, rank, size, options.timeout.total_seconds())
+    seconds = options.timeout.total_seconds()
+    control = Control(store, options.group_id, rank, size, seconds, ranks)
     group = Group(control, members)
-    return _C.make_backend(rank, size, "tpu", options.timeout.total_seconds(), group)
+    return _C.make_backend(rank, size, "tpu", seconds, group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -27,6 +27,7 @@ from tpu_core.errors import (
     ProcessGroupError,
     TpuError,
 )
+from tpu_distributed.flights.recorder import RECORDER, Record
 
 # How long the others may take to say where they are, once a collective has failed.
 _EXPLAIN_SECONDS = 2.0
@@ -66,10 +67,14 @@ class Control:
         rank: Of this process in it.
         size: Number of processes.
         timeout: Seconds that a collective waits for the others.
+        ranks: Of the group's processes in the default group.
     """
 
-    def __init__(self, store: Any, name: str, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Any, name: str, rank: int, size: int, timeout: float, ranks: Sequence[int]
+    ) -> None:
         self.name, self.rank, self.size = name, rank, size
+        self.ranks = tuple(ranks)
         self.timeout = timeout
         self.sequence = 0
         self._store = store
@@ -81,12 +86,15 @@ class Control:
         self._own = torch.zeros(2, dtype=torch.int64)
         self._all = torch.zeros(2 * size, dtype=torch.int64)
 
-    def agree(self, call: Call, timeout: float | None = None) -> None:
+    def agree(self, call: Call, timeout: float | None = None) -> Record:
         """Wait until all ranks have come to the same collective.
 
         Args:
             call: What this rank wants.
             timeout: Seconds to wait; those of the group unless given.
+
+        Returns:
+            Its record, which is not issued yet.
 
         Raises:
             CollectiveMismatchError: Ranks want different things.
@@ -95,43 +103,51 @@ class Control:
             ProcessGroupError: The group failed before.
         """
         self.sequence += 1
+        record = RECORDER.called(self.name, self.ranks, self.sequence, call)
         if self.size == 1:
-            return
+            return record
         self._own[0], self._own[1] = self.sequence, call.fingerprint
-        self.exchange(self._own, self._all, call, timeout)
+        self.exchange(self._own, self._all, record, timeout)
         if not torch.equal(self._all.view(-1, 2), self._own.expand(self.size, 2)):
-            raise self._mismatch(call)
+            raise self._mismatch(record)
+        return record
+
+    def message(self, call: Call) -> Record:
+        """The record of a message, which other ranks need not agree to."""
+        return RECORDER.called(self.name, self.ranks, None, call)
 
     def exchange(
-        self, own: torch.Tensor, all: torch.Tensor, call: Call, timeout: float | None = None
+        self, own: torch.Tensor, all: torch.Tensor, record: Record, timeout: float | None = None
     ) -> None:
         """Gather a small CPU tensor of each rank into ``all``; errors as of `agree`."""
         options = AllgatherOptions()
         options.timeout = timedelta(seconds=timeout or self.timeout)
-        with self.errors(str(call), options.timeout.total_seconds()):
+        with self.errors(record, options.timeout.total_seconds()):
             self.gloo._allgather_base(all, own, options).wait()
 
     @contextlib.contextmanager
-    def errors(self, call: str, timeout: float | None = None) -> Iterator[None]:
+    def errors(self, record: Record, timeout: float | None = None) -> Iterator[None]:
         """What gloo raises in this block, as errors of this project.
 
         Args:
-            call: What is being done.
+            record: Of what is being done.
             timeout: Seconds that it may take; those of the group unless given.
         """
         if self._failure is not None:
-            raise ProcessGroupError(
+            error = ProcessGroupError(
                 f"An earlier collective of group '{self.name}' failed.",
-                values={"call": call, "failed": str(self._failure).splitlines()[0]},
+                values={"call": record.call, "failed": str(self._failure).splitlines()[0]},
                 line=_C.user_line(),
-            ) from self._failure
+            )
+            record.fail(error)
+            raise error from self._failure
         try:
             yield
         except TpuError:
             raise
-        except RuntimeError as error:
-            self._failure = self._explain(error, call, timeout or self.timeout)
-            raise self._failure from error
+        except RuntimeError as raised:
+            self._failure = self._explain(raised, record, timeout or self.timeout)
+            raise self._failure from raised
 
     def set_timeout(self, seconds: float) -> None:
         """Change how long collectives wait."""
@@ -141,17 +157,19 @@ class Control:
         """Drop the connection; who still waits for this rank gets a `PeerLostError`."""
         self.gloo.shutdown()
 
-    def _explain(self, error: Exception, call: str, timeout: float) -> TpuError:
+    def _explain(self, error: Exception, record: Record, timeout: float) -> TpuError:
+        made: type[TpuError] = PeerLostError
+        what = f"A process of group '{self.name}' was lost."
+        if "imed out" in str(error) or "imeout" in str(error):
+            made = CollectiveTimeoutError
+            what = f"A collective did not start within {timeout:g} s."
+        values: dict[str, object] = {"group": self.name, "call": record.call}
+        values.update(_dumped(record, what))
         absent = self._absent()
-        values: dict[str, object] = {"group": self.name, "call": call}
         if absent:
             values["missing"] = ", ".join(f"rank {r}" for r in absent)
         values["cause"] = str(error).splitlines()[0]
-        if "imed out" in str(error) or "imeout" in str(error):
-            what = f"A collective did not start within {timeout:g} s."
-            return CollectiveTimeoutError(what, values=values, line=_C.user_line())
-        what = f"A process of group '{self.name}' was lost."
-        return PeerLostError(what, values=values, line=_C.user_line())
+        return made(what, values=values, line=_C.user_line())
 
     def _absent(self) -> list[int]:
         """Ranks that do not say within a moment that this collective failed for them, too."""
@@ -166,14 +184,27 @@ class Control:
         except RuntimeError:  # the store went with the process that is gone
             return []
 
-    def _mismatch(self, call: Call) -> TpuError:
-        key = f"call/{self.sequence}"
-        line = _C.user_line()
+    def _mismatch(self, record: Record) -> TpuError:
+        key, call, line = f"call/{self.sequence}", record.call, record.line
+        what = f"Ranks of group '{self.name}' called different collectives."
+        dumped = _dumped(record, what)
         self._store.set(f"{key}/{self.rank}", f"{call} at {line}" if line else str(call))
-        calls = {}
+        calls: dict[str, object] = {}
         for r in range(self.size):
             with contextlib.suppress(RuntimeError):  # one that is gone is left out
                 self._store.wait([f"{key}/{r}"], timedelta(seconds=_EXPLAIN_SECONDS))
                 calls[f"rank {r}"] = self._store.get(f"{key}/{r}").decode()
-        what = f"Ranks of group '{self.name}' called different collectives."
-        return CollectiveMismatchError(what, values=calls, line=line)
+        return CollectiveMismatchError(what, values={**calls, **dumped}, line=line)
+
+
+def _dumped(record: Record, what: str) -> dict[str, object]:
+    """Note that a collective failed, and write the flight records of this rank.
+
+    Returns:
+        What to say about it in the error.
+    """
+    record.fail(what)
+    try:
+        return {"flight record": RECORDER.dump(reason=what)}
+    except OSError as error:  # a disk that is full must not hide what happened
+        return {"flight record": f"not written: {error}"}

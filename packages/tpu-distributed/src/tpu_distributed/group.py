@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed import PrefixStore
 
-from tpu_core import runtime
+from tpu_core import _C, runtime
 from tpu_core.compiler import collectives
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import messages, uneven
 from tpu_distributed.control import Call, Control
+from tpu_distributed.flights.recorder import RECORDER, Record
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
 from tpu_distributed.values import array_of, write
@@ -175,7 +177,7 @@ class Group:
     def barrier(self, options: Any) -> Issued:
         """Wait until all ranks are here and have computed what they recorded before."""
         torch.accelerator.synchronize()
-        self.control.agree(Call("barrier"), _seconds(options))
+        self.control.agree(Call("barrier"), _seconds(options)).finish()
         return self._done(Issued([]))
 
     def monitored_barrier(self, options: Any, wait_all: bool) -> None:
@@ -212,6 +214,21 @@ class Group:
         if seconds is not None:
             self.control.set_timeout(seconds)
 
+    def split(self, store: Any, ranks: Sequence[int], timeout: float | None, name: str) -> Any:
+        """A backend for some ranks of this group; None where this one is not among them."""
+        if self.rank not in ranks:
+            return None
+        seconds = timeout or self.control.timeout
+        own, size = list(ranks).index(self.rank), len(ranks)
+        members = [self.control.ranks[r] for r in ranks]
+        # gloo has keys of its own in the same store, for CPU tensors; and as in `backend.create`
+        # the store may outlive the groups in it.
+        times = store.add(f"tpu made by {own}", 1)
+        store = PrefixStore(f"tpu/{times}/", store)
+        control = Control(store, name, own, size, seconds, members)
+        group = Group(control, [self._devices[r] for r in ranks])
+        return _C.make_backend(own, size, "tpu", seconds, group)
+
     def abort(self) -> None:
         """Give the group up: others that wait for this rank get an error."""
         self.control.close()
@@ -226,7 +243,7 @@ class Group:
         inputs: Tensors,
         build: Build,
         timeout: float | None = None,
-        agreed: bool = False,
+        agreed: Record | None = None,
     ) -> list[Any]:
         """Run a collective.
 
@@ -235,16 +252,21 @@ class Group:
             inputs: Values of the program's parameters.
             build: Writes the program; it is called once for each ``call``.
             timeout: Seconds to wait for the other ranks; the group's unless given.
-            agreed: Whether they have agreed before.
+            agreed: Its record, where they have agreed before.
 
         Returns:
             Arrays of the results.
         """
         program = self._program(call, inputs, build)
         arrays = [array_of(x) for x in inputs]
-        if not agreed:
-            self.control.agree(call, timeout)
-        return list(program.execute(arrays).consume_with_handlers(program.handlers))
+        record = agreed or self.control.agree(call, timeout)
+        try:
+            results = list(program.execute(arrays).consume_with_handlers(program.handlers))
+        except Exception as error:
+            record.fail(error)
+            raise
+        RECORDER.issued(record, results)
+        return results
 
     def _run(
         self,
@@ -257,7 +279,7 @@ class Group:
     ) -> Issued:
         call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
         if all(x.numel() == 0 for x in inputs):
-            self.control.agree(call, _seconds(options))
+            self.control.agree(call, _seconds(options)).finish()
             return self._done(Issued(written))
         arrays = self.run(call, inputs, build, _seconds(options))
         for tensor, array in zip(written, arrays):

@@ -16,30 +16,33 @@ from tpu_distributed.work import Received, Sent
 
 def send(control: Control, tensor: torch.Tensor, to: int, tag: int) -> Sent:
     """Send a tensor to a rank; waits until it is computed, not until it is received."""
-    call = _describe("send", tensor, f"to {to}")
     host = tensor.detach().cpu().contiguous()
-    with control.errors(call):
+    record = control.message(_call("send", tensor, f"to {to}"))
+    with control.errors(record):
         work = control.gloo.send([_bytes(host)], to, tag)
-    return Sent(work, host, tensor, control, call)
+    record.issue()
+    return Sent(work, host, tensor, control, record)
 
 
 def receive(control: Control, tensor: torch.Tensor, source: int, tag: int) -> Received:
     """Receive a tensor from a rank, or from any: -1."""
     if control.size == 1:
         raise ProcessGroupError("There is no other rank to receive from.")
-    call = _describe("recv", tensor, f"from {source}" if source >= 0 else "from any")
     host = torch.empty(tensor.shape, dtype=tensor.dtype)
-    with control.errors(call):
+    whom = f"from {source}" if source >= 0 else "from any"
+    record = control.message(_call("recv", tensor, whom))
+    with control.errors(record):
         if source < 0:
             work = control.gloo.recv_anysource([_bytes(host)], tag)
         else:
             work = control.gloo.recv([_bytes(host)], source, tag)
-    return Received(work, host, tensor, control, call)
+    record.issue()
+    return Received(work, host, tensor, control, record)
 
 
 def _bytes(host: torch.Tensor) -> torch.Tensor:
     return host.view(-1).view(torch.uint8)
 
 
-def _describe(kind: str, tensor: torch.Tensor, whom: str) -> str:
-    return str(Call(kind, whom, ((tuple(tensor.shape), tensor.dtype),)))
+def _call(kind: str, tensor: torch.Tensor, whom: str) -> Call:
+    return Call(kind, whom, ((tuple(tensor.shape), tensor.dtype),))

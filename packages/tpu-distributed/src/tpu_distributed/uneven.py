@@ -82,15 +82,16 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) ->
     """Input ``i`` to rank ``i``; only the two of them know its size."""
     dtype = inputs[0].dtype
     call = Call("all_to_all", "uneven", (((), dtype),))
-    group.control.agree(call, _seconds(options))
+    record = group.control.agree(call, _seconds(options))
     own = torch.tensor([max(t.numel() for t in (*inputs, *outputs))])
     longest = own
     if group.size > 1:
         everyone = torch.zeros(group.size, dtype=torch.int64)
-        group.control.exchange(own, everyone, call, _seconds(options))
+        group.control.exchange(own, everyone, record, _seconds(options))
         longest = everyone.max()
     length = int(longest)
     if length == 0:
+        record.finish()
         return Issued(outputs)
     parts = Call("all_to_all", "uneven", (((group.size, length), dtype),))
 
@@ -99,7 +100,7 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) ->
         return [p.row(exchanged, i) for i in range(p.size)]
 
     rows = [_padded(x, length) for x in inputs]
-    arrays = group.run(parts, rows, build, agreed=True)
+    arrays = group.run(parts, rows, build, agreed=record)
     for out, array in zip(outputs, arrays):
         _write_start(out, array)
     return Issued(outputs, arrays)

@@ -10,6 +10,7 @@ import torch
 
 from tpu_core.xla_status import map_xla_error
 from tpu_distributed.control import Control
+from tpu_distributed.flights.recorder import Record
 
 
 class Issued:
@@ -64,14 +65,14 @@ class Sent(Issued):
         host: The memory that it is sent from, kept until it was sent.
         tensor: What was sent.
         control: Names errors.
-        call: What the message is, for errors.
+        record: Of the message.
     """
 
     def __init__(
-        self, work: Any, host: torch.Tensor, tensor: torch.Tensor, control: Control, call: str
+        self, work: Any, host: torch.Tensor, tensor: torch.Tensor, control: Control, record: Record
     ) -> None:
         super().__init__([tensor])
-        self._work, self._host, self._control, self._call = work, host, control, call
+        self._work, self._host, self._control, self._record = work, host, control, record
         self._error: BaseException | None = None
         self._done = False
 
@@ -83,12 +84,13 @@ class Sent(Issued):
             return
         limit = timeout or self._control.timeout
         try:
-            with self._control.errors(self._call, limit):
+            with self._control.errors(self._record, limit):
                 self._work.wait(timedelta(seconds=limit))
         except Exception as error:
             self._error = error
             raise
         self._done = True
+        self._record.finish()
         self._finish()
 
     def is_completed(self) -> bool:

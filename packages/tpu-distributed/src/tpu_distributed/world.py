@@ -9,6 +9,7 @@ from typing import Any
 from tpu_core import runtime
 from tpu_core.pjrt import distributed
 from tpu_core.pjrt.distributed import World
+from tpu_distributed.launch import environment
 
 
 def enter(store: Any, rank: int, size: int, timeout: float) -> None:
@@ -24,6 +25,8 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
         return
     if _is_current(store, rank, size):
         return
+    if not runtime.is_initialized():
+        environment.settle_process(os.environ)
     key = "world"
     if rank == 0:
         service, presence = distributed.start_coordinator(size)

@@ -8,6 +8,7 @@
 #include "value.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <string>
@@ -110,6 +111,18 @@ class PythonBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsCoalescing() const override { return true; }
+  bool supportsSplitting() const override { return true; }
+
+  // Null on a rank of this group that is not among those of the new one.
+  c10::intrusive_ptr<Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& options) override {
+    py::gil_scoped_acquire gil;
+    const py::object made =
+        impl_.call("split", store, ranks, seconds(options->timeout), options->group_name);
+    return made.is_none() ? nullptr : made.cast<c10::intrusive_ptr<Backend>>();
+  }
 
   void startCoalescing() override {
     py::gil_scoped_acquire gil;

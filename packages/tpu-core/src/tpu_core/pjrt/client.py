@@ -23,6 +23,7 @@ from jax._src.lax import lax as jax_lax
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import SingleDeviceSharding
 
+from tpu_core import lock_holders
 from tpu_core.config import config
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
@@ -79,9 +80,11 @@ def start() -> Client:
     try:
         devices = jax.local_devices(backend=platform.name)
     except RuntimeError as error:
+        lock = lock_holders.explain(str(error))
         raise TpuNotAvailableError(
             f"Platform '{platform.name}' did not start: {error}",
-            values={"chosen by": platform.reason},
+            values={"chosen by": platform.reason, **lock},
+            remedy=lock_holders.REMEDY if lock else None,
         ) from error
     wanted = config().num_devices
     if shares_machine:

@@ -1,0 +1,1 @@
+"""The flight recorder: which collectives were called last, on each rank."""
