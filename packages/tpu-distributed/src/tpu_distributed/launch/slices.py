@@ -1,7 +1,7 @@
 """What a slice of TPUs is made of: chips on hosts.
 
-The hosts are those of Google Cloud's machine types (``ct5lp-hightpu-1t``, ``-4t``, ``-8t`` and their
-like). None was launched on hardware yet.
+The hosts are those of Google Cloud's machine types (``ct5lp-hightpu-1t``, ``-4t``, ``-8t`` and
+their like). None was launched on hardware yet.
 """
 
 from __future__ import annotations
