@@ -65,3 +65,96 @@ def test_gradients_are_added_in_place_whether_an_op_was_seen_before_or_not():
     assert len(recorded) == 2
     assert recorded[0] == recorded[1]
     assert "aten.add_.Tensor" in recorded[0]
+
+
+def steps(optimizer_of, count: int, device: str = "tpu") -> tuple[list[float], list[int]]:
+    """Losses of the steps of a small model, and what each compiled."""
+    torch.manual_seed(5)
+    model = Residual()
+    x = torch.randn(5, 3, 4, 4).to(device)
+    optimizer = optimizer_of(model.to(device).parameters())
+    losses, counts = [], []
+    for _ in range(count):
+        before = compiles()
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        counts.append(compiles() - before)
+    return losses, counts
+
+
+@pytest.mark.parametrize(
+    "optimizer_of", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad]
+)
+def test_the_first_step_compiles_the_program_of_all_steps(optimizer_of):
+    """And one that makes the optimizer's state, of which its later steps know nothing."""
+    losses, counts = steps(optimizer_of, 4)
+    assert counts[0] <= 2
+    assert counts[1:] == [0, 0, 0]
+    torch.testing.assert_close(losses, steps(optimizer_of, 4, "cpu")[0], rtol=2e-4, atol=1e-5)
+
+
+def test_a_second_optimizer_has_the_programs_of_the_first():
+    steps(torch.optim.NAdam, 3)
+    assert steps(torch.optim.NAdam, 3)[1] == [0, 0, 0]
+
+
+def test_a_buffer_of_each_round_is_made_in_the_round_s_program():
+    counts, executions = [], []
+    places, added = torch.tensor([0, 2]).to("tpu"), torch.ones(3, 29).to("tpu")
+    for _ in range(4):
+        before, ran = compiles(), METRICS.snapshot()["executions"]
+        out = torch.zeros(3, 29, device="tpu")
+        out[places] = 5.0
+        out += added
+        assert out[0].tolist() == [6.0] * 29
+        counts.append(compiles() - before)
+        executions.append(int(METRICS.snapshot()["executions"] - ran))
+    assert counts[2:] == [0, 0]
+    assert executions[1:] == executions[1:2] * 3
+    assert executions[1] < executions[0]
+
+
+def test_an_interrupt_between_the_state_and_its_first_update_loses_nothing(monkeypatch):
+    from tpu_core.compiler import programs
+
+    lower, calls = programs.segments.lower, []
+
+    def interrupted(segment):
+        calls.append(len(segment.nodes))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return lower(segment)
+
+    monkeypatch.setattr(programs.segments, "lower", interrupted)
+    x = torch.randn(37).to("tpu")
+    state = torch.zeros(37, device="tpu")
+    state.mul_(0.5).add_(x)
+    with pytest.raises(KeyboardInterrupt):
+        state.tolist()
+    state.add_(x)  # goes on with what is left
+    torch.testing.assert_close(state.cpu(), x.cpu() * 2)
+    assert calls[0] == 1
+
+
+def test_state_that_cannot_be_made_fails_what_updates_it(monkeypatch):
+    from tpu_core.compiler import programs
+
+    lower = programs.segments.lower
+
+    def failing(segment):
+        if len(segment.nodes) == 1:
+            raise RuntimeError("RESOURCE_EXHAUSTED: no memory for it")
+        return lower(segment)
+
+    monkeypatch.setattr(programs.segments, "lower", failing)
+    x = torch.randn(2, 3, 5, 7).to("tpu")
+    state = torch.zeros(2, 3, 5, 7, device="tpu")
+    state.mul_(0.25).add_(x)
+    with pytest.raises(RuntimeError, match="no memory for it"):
+        state.tolist()
+    with pytest.raises(RuntimeError, match="no memory for it"):
+        (state + 1).tolist()
+    torch.testing.assert_close((x * 3 + 1).cpu(), x.cpu() * 3 + 1)

@@ -116,7 +116,7 @@ def _start() -> Runtime:
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
     from tpu_core import host_reads
-    from tpu_core.compiler import programs
+    from tpu_core.compiler import new_state, programs
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.recorder import describe, miss
@@ -127,6 +127,7 @@ def _serve(client: Any, builder: Any) -> None:
         "miss": miss.miss,
         "compile": builder.build,
         "program_due": builder.due,
+        "new_state": new_state.of_export,
         "check_memory": programs.check_memory,
         "segment_failed": programs.segment_failed,
         "inspect": _inspect,

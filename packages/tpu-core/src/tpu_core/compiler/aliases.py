@@ -46,7 +46,7 @@ def aliases(
     position = {slot: i for i, slot in enumerate(segment.inputs())}
     free = set(segment.donated)
     found = {}
-    earlier = _first_values(segment)
+    earlier = first_values(segment)
     for i, slot in enumerate(segment.live):
         before = earlier.get(slot)
         if before in free and kind_of(before) == kind_of(slot):
@@ -63,7 +63,7 @@ def aliases(
     return found
 
 
-def _first_values(segment: Segment) -> dict[int, int]:
+def first_values(segment: Segment) -> dict[int, int]:
     """For each slot whose value was written to a storage, what that held at first."""
     first: dict[int, int] = {}
     for node in segment.nodes:

@@ -1,3 +1,4 @@
+#include "new_state.h"
 #include "program.h"
 #include "threads.h"
 
@@ -237,6 +238,7 @@ py::dict program_runs() {
 }
 
 void clear_programs() {
+  forget_new_state();
   Programs dropped;
   {
     WithoutGil no_gil;

@@ -1,16 +1,14 @@
 #include "pieces.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
 namespace tpu {
-namespace {
 
-// The nodes [begin, end) as a segment of their own. Nodes that read a failed value fail with it and are
-// left out. Its values stay in `s` as well, so that all of them are results and none is donated.
-Segment part_of(const Segment& s, size_t begin, size_t end) {
+Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
   Segment part;
   part.device = s.device;
   part.cut = s.cut;
@@ -23,7 +21,7 @@ Segment part_of(const Segment& s, size_t begin, size_t end) {
     }
     return it->second;
   };
-  for (size_t i = begin; i < end; ++i) {
+  for (const size_t i : nodes) {
     const auto& n = s.nodes[i];
     const auto* refs = s.refs.data() + n.refs;
     const auto* operands_end = refs + n.operands;
@@ -55,6 +53,14 @@ Segment part_of(const Segment& s, size_t begin, size_t end) {
     part.nodes.push_back(node);
   }
   return part;
+}
+
+namespace {
+
+std::vector<size_t> range(size_t begin, size_t end) {
+  std::vector<size_t> all(end - begin);
+  std::iota(all.begin(), all.end(), begin);
+  return all;
 }
 
 // For each node the slots that no later one reads or makes: the segment lets go of them there.
@@ -105,7 +111,7 @@ void run_apart(Segment& s, const PythonError& error) {
     {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
-      part = part_of(s, bounds[i], bounds[i + 1]);
+      part = part_of(s, range(bounds[i], bounds[i + 1]));
       c = decide(part);
     }
     if (part.nodes.empty()) continue;
@@ -130,7 +136,7 @@ void run_in_pieces(Segment& s) {
     {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
-      part = part_of(s, i, i + 1);
+      part = part_of(s, {i});
       for (auto slot : ending[i]) s.slots[slot].reset();
       if (!part.nodes.empty()) c = decide_piece(part);
     }
@@ -151,7 +157,7 @@ std::vector<std::pair<Hash128, uint32_t>> missing_pieces(const Segment& s) {
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
   for (uint32_t i = 0; i < s.nodes.size(); ++i) {
-    const auto key = missing_program(part_of(s, i, i + 1));
+    const auto key = missing_program(part_of(s, {i}));
     if (key && seen.insert(*key).second) missing.emplace_back(*key, i);
   }
   return missing;

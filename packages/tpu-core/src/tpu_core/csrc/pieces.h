@@ -9,6 +9,10 @@
 
 namespace tpu {
 
+// Nodes, in ascending order, as a segment of their own. Nodes that read a failed value fail with it and are
+// left out. Its values stay in `s` as well, so that all of them are results and none is donated.
+Segment part_of(const Segment& s, const std::vector<size_t>& nodes);
+
 // Runs a segment that cannot be compiled in parts, so that only the op at fault and what depends on it
 // fail. The caller raises the error.
 void run_apart(Segment& s, const PythonError& error);

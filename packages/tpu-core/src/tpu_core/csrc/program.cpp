@@ -16,6 +16,8 @@ namespace {
 
 std::array<PyObject*, 128> g_newest{};  // per device, owned
 
+}  // namespace
+
 py::dict export_segment(
     const Segment& s,
     const Cut& c,
@@ -66,6 +68,8 @@ py::dict export_segment(
   d["donated"] = donated.vec();
   return d;
 }
+
+namespace {
 
 void upload_host_inputs(Segment& s) {
   for (size_t i = 0; i < s.slots.size(); ++i) {

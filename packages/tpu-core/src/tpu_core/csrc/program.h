@@ -65,6 +65,13 @@ int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots);
 void run(Segment& s, Cut& c);
 // Makes every value that the segment was to make carry the error.
 void give_up(Segment& s, const PythonError& error);
+// The segment as Python sees it (`tpu_core.compiler.segment.Segment.from_export`). Needs the GIL.
+py::dict export_segment(
+    const Segment& s,
+    const Cut& c,
+    at::ArrayRef<uint32_t> live,
+    at::ArrayRef<uint32_t> donated,
+    const std::vector<uint8_t>& compiled_in);
 
 // The newest result on a device (borrowed), or null: the device runs in order, so waiting for it waits
 // for everything.

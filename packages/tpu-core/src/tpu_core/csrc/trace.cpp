@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include "new_state.h"
 #include "program.h"
 #include "python.h"
 
@@ -69,17 +70,28 @@ void Trace::restart() {
   cut_due = nullptr;
 }
 
+// Gives a value its slot in the current segment. It may be an input of several threads' segments, and
+// keeps the slot of the last of them.
+void Trace::enter(Value& v, uint32_t slot) {
+  if (v.stamp != 0 && g_traces.size() > 1)
+    for (auto* other : g_traces)
+      if (other->current.stamp == v.stamp) other->current.shared.emplace(&v, v.slot);
+  v.stamp = current.stamp;
+  v.slot = slot;
+}
+
+void Trace::resume(Segment&& s) {
+  current = std::move(s);
+  current.stamp = ++g_stamp;
+  for (uint32_t i = 0; i < current.slots.size(); ++i) enter(*current.slots[i], i);
+}
+
 uint32_t Trace::input_slot(ValuePtr v) {
   if (v->stamp == current.stamp) return v->slot;
   if (!current.shared.empty())
     if (auto it = current.shared.find(v.get()); it != current.shared.end()) return it->second;
-  // A value may be an input of several threads' segments, and keeps the slot of the last of them.
-  if (v->stamp != 0 && g_traces.size() > 1)
-    for (auto* other : g_traces)
-      if (other->current.stamp == v->stamp) other->current.shared.emplace(v.get(), v->slot);
   const auto slot = static_cast<uint32_t>(current.slots.size());
-  v->stamp = current.stamp;
-  v->slot = slot;
+  enter(*v, slot);
   current.slots.push_back(std::move(v));
   current.is_input.push_back(1);
   return slot;
@@ -119,7 +131,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   } relock{lock};
   py::gil_scoped_acquire gil;
   try {
-    run(segment, decision);
+    run_after_new_state(segment, decision);
   } catch (const PythonError& error) {
     const bool is_left = !segment.nodes.empty();  // none of it has run
     if (is_left && error.is_interruption() && !put_back(trace, segment)) give_up(segment, error);
@@ -135,7 +147,7 @@ bool put_back(Trace* trace, Segment& s) {
   if (!g_traces.count(trace) || !trace->current.nodes.empty()) return false;
   for (size_t i = 0; i < s.slots.size(); ++i)
     if (!s.is_input[i] && s.slots[i]->state == State::Running) s.slots[i]->state = State::Pending;
-  trace->current = std::move(s);
+  trace->resume(std::move(s));
   notify_settled();
   return true;
 }

@@ -73,6 +73,10 @@ struct Trace {
   void restart();
   uint32_t input_slot(ValuePtr v);
   uint32_t output_slot(ValuePtr v);
+  void resume(Segment&& s);  // goes on with a segment that was taken off
+
+ private:
+  void enter(Value& v, uint32_t slot);
 };
 
 using Lock = std::unique_lock<std::recursive_mutex>;

@@ -1,0 +1,81 @@
+#include "new_state.h"
+
+#include "pieces.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tpu {
+namespace {
+
+// What became of a segment whose state ran first.
+struct Divided {
+  const Program* rest = nullptr;
+  uint64_t times = 0;
+};
+// By the key of the whole; guarded by the GIL. Never destroyed: static destructors run after the
+// interpreter's end.
+auto& g_divided = *new std::unordered_map<Hash128, Divided, HashOfHash>();
+constexpr size_t kMostDivided = 4096;
+
+// Whether a segment that was divided came again as it was before: it is a loop's own, as of one that makes
+// a buffer in each round, and better off as one program. Where the rest came alone, too, dividing it
+// made no program for nothing.
+bool is_better_whole(const Hash128& key) {
+  const auto it = g_divided.find(key);
+  return it != g_divided.end() && !(it->second.rest && it->second.rest->runs > it->second.times);
+}
+
+std::vector<size_t> new_state(const Segment& s, const Cut& c) {
+  const bool may_have = std::any_of(
+      s.nodes.begin(), s.nodes.end(), [](const auto& n) { return n.operands == 0; });
+  if (c.program || c.failed || c.live.empty() || mode().inspect || !may_have) return {};
+  if (is_better_whole(c.key)) return {};
+  return callback("new_state")(export_segment(s, c, c.live, c.donated, s.compiled_in))
+      .cast<std::vector<size_t>>();
+}
+
+}  // namespace
+
+void run_after_new_state(Segment& s, Cut& c) {
+  const auto nodes = new_state(s, c);
+  if (nodes.empty()) return run(s, c);
+  std::vector<size_t> others;
+  for (size_t i = 0; i < s.nodes.size(); ++i)
+    if (!std::binary_search(nodes.begin(), nodes.end(), i)) others.push_back(i);
+  const auto key = c.key;
+  {
+    Segment state;
+    Cut of_state;
+    {
+      Lock lock(g_mutex, std::defer_lock);
+      acquire(lock);
+      state = part_of(s, nodes);
+      of_state = decide(state);
+    }
+    try {
+      run(state, of_state);
+    } catch (const PythonError& error) {
+      if (!error.is_interruption()) give_up(s, error);  // else none of it has run
+      throw;
+    }
+  }
+  {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    s = part_of(s, others);
+    c = decide(s);
+    --counters().segments;  // of the two that took its place
+  }
+  run(s, c);
+  if (g_divided.size() >= kMostDivided) g_divided.clear();
+  auto& divided = g_divided[key];
+  divided.rest = c.program;
+  ++divided.times;
+}
+
+void forget_new_state() { g_divided.clear(); }
+
+}  // namespace tpu
