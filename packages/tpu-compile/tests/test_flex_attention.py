@@ -130,9 +130,10 @@ def test_blocks_of_a_window(queries: int, keys: int) -> None:
             def relative(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
                 return torch.tanh(score) * table[h, m - n + 27]
 
-            options = {"enable_gqa": True, "return_aux": AuxRequest(lse=True)}
-            out, aux = flex_attention(q, k, v, score_mod=relative, block_mask=mask, **options)
-            return out, torch.where(aux.lse.isfinite(), aux.lse, 0)
+            aux = AuxRequest(lse=True)
+            out, made = flex_attention(q, k, v, relative, mask, enable_gqa=True, return_aux=aux)
+            assert made.lse is not None
+            return out, torch.where(made.lse.isfinite(), made.lse, 0)
 
         return f
 
@@ -171,7 +172,7 @@ def test_blocks_that_are_full_have_no_mask() -> None:
     partial, full = (torch.tensor([[n]], dtype=torch.int32) for n in ([1, 1, 0], [0, 1, 2]))
     own = torch.tensor([[[[0, 0, 0], [1, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
     whole = torch.tensor([[[[0, 0, 0], [2, 0, 0], [2, 0, 0]]]], dtype=torch.int32)
-    given = (t.to("tpu") for t in (partial, own, full, whole))
+    given = partial.to("tpu"), own.to("tpu"), full.to("tpu"), whole.to("tpu")
     mask = BlockMask.from_kv_blocks(*given, BLOCK_SIZE=8, mask_mod=lambda b, h, q, k: q >= k)
     f = torch.compile(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), fullgraph=True)
     q, k, v = qkv()
