@@ -9,7 +9,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 
 from tpu_compile.graphs import GRAPHS
 
@@ -108,6 +113,74 @@ def test_a_table_that_two_indices_read() -> None:
         return f
 
     check(make, *qkv(), torch.randn(2, 48))
+
+
+def windowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return (q >= k) & (q - k < 9)
+
+
+@pytest.mark.parametrize("queries, keys", [(24, 24), (20, 27)])
+def test_blocks_of_a_window(queries: int, keys: int) -> None:
+    def make(device: str) -> Callable[..., Any]:
+        mask = create_block_mask(
+            windowed, None, None, queries, keys, device=device, BLOCK_SIZE=(4, 8)
+        )
+
+        def f(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Any:
+            def relative(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+                return torch.tanh(score) * table[h, m - n + 27]
+
+            aux = AuxRequest(lse=True)
+            out, made = flex_attention(q, k, v, relative, mask, enable_gqa=True, return_aux=aux)
+            assert made.lse is not None
+            return out, torch.where(made.lse.isfinite(), made.lse, 0)
+
+        return f
+
+    check(make, *qkv(1, queries, keys), torch.randn(2, 54))
+
+
+def test_blocks_of_each_sequence_and_head() -> None:
+    def make(device: str) -> Callable[..., Any]:
+        # Of documents; the second head sees only what is near.
+        documents = torch.tensor([[0] * 10 + [1] * 14, [0] * 3 + [1] * 4 + [2] * 17], device=device)
+        reach = torch.tensor([24, 5], device=device)
+
+        def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (documents[b, q] == documents[b, k]) & (q - k < reach[h])
+
+        mask = create_block_mask(seen, 2, 2, 24, 24, device=device, BLOCK_SIZE=4)
+        return lambda q, k, v: flex_attention(q, k, v, block_mask=mask)
+
+    check(make, *qkv())
+
+
+def test_blocks_that_are_not_named_are_not_read() -> None:
+    mask = create_block_mask(windowed, None, None, 24, 24, device="tpu", BLOCK_SIZE=8)
+    f = torch.compile(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), fullgraph=True)
+    q, k, v = qkv()
+    whole, cut = (x.clone() for x in (k, k))
+    cut[:, :, :8] = torch.nan
+    want, got = (f(q.to("tpu"), x.to("tpu"), v.to("tpu")).cpu() for x in (whole, cut))
+    # The last queries' window begins in the second block of keys.
+    torch.testing.assert_close(got[:, :, 16:], want[:, :, 16:])
+    assert got[:, :, :16].isnan().any()
+
+
+def test_blocks_that_are_full_have_no_mask() -> None:
+    # Of a row's blocks the first list has the mask, the second has not.
+    partial, full = (torch.tensor([[n]], dtype=torch.int32) for n in ([1, 1, 0], [0, 1, 2]))
+    own = torch.tensor([[[[0, 0, 0], [1, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
+    whole = torch.tensor([[[[0, 0, 0], [2, 0, 0], [2, 0, 0]]]], dtype=torch.int32)
+    given = partial.to("tpu"), own.to("tpu"), full.to("tpu"), whole.to("tpu")
+    mask = BlockMask.from_kv_blocks(*given, BLOCK_SIZE=8, mask_mod=lambda b, h, q, k: q >= k)
+    f = torch.compile(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), fullgraph=True)
+    q, k, v = qkv()
+    causal, all_, none = torch.ones(8, 8).tril(), torch.ones(8, 8), torch.zeros(8, 8)
+    blocks = ((causal, none, none), (none, causal, all_), (all_, none, all_))
+    seen = torch.cat([torch.cat(row, 1) for row in blocks]).bool()
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen)
+    torch.testing.assert_close(f(*(x.to("tpu") for x in (q, k, v))).cpu(), want)
 
 
 def test_the_highest_scores() -> None:

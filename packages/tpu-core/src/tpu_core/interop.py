@@ -69,3 +69,13 @@ def from_jax(array: Any, device: Any = None) -> torch.Tensor:
         raise TypeError(f"JAX's {array.dtype} has no counterpart in torch.")
     shell = torch.empty(array.shape, dtype=dtype, device=torch.device("tpu", index))
     return _C.from_array(array, shell, True)
+
+
+# What Dynamo says where one of them stands in a function that is compiled as one graph.
+for _function in (to_jax, from_jax):
+    vars(_function).update(
+        _torchdynamo_disable=True,
+        _torchdynamo_disable_msg="JAX arrays are not part of a graph. For a JAX function inside of "
+        "a compiled one, make it an op with tpu_kernels.jax_op; else share tensors outside of it, "
+        "or compile without fullgraph=True",
+    )

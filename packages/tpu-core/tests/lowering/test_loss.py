@@ -165,3 +165,18 @@ def test_ctc_loss(concatenated: bool, zero_infinity: bool) -> None:
     # Posteriors are differences of sums of 7 logarithms: a few more units in the last place.
     (result,) = _lower("aten._ctc_loss_backward.default", args, (want,))
     torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tpu_compares_where_a_cpu_gathers() -> None:
+    """The scores that the labels name are the same, bit by bit; those out of range are clamped."""
+    x = torch.randn(2, 5, 3)
+    x[0, 1], x[1, 2] = -math.inf, math.nan
+    labels = torch.tensor([[0, 4, 9], [-1, 2, 1]])
+    for dtype in (torch.float32, torch.bfloat16):
+        given = to_jax(x.to(dtype)), to_jax(labels)
+        want, got = (to_torch(f(*given, 1)) for f in (loss.pick, loss._pick_by_comparison))
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    call = jax.jit(lambda x, y: loss.nll_loss(x, y, None, 1, -100, out=[x])[0])
+    for platform, gathers in (("cpu", True), ("tpu", False)):
+        text = call.trace(*given).lower(lowering_platforms=(platform,)).as_text()
+        assert ("stablehlo.gather" in text) == gathers

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tpu_compile.aot import tables
 from tpu_compile.aot.plan import Plan
 from tpu_core.errors import format_bytes
+from tpu_core.report.html import template
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def render(plans: Sequence[Plan], whole_page: bool = True) -> str:
@@ -18,30 +22,21 @@ def render(plans: Sequence[Plan], whole_page: bool = True) -> str:
         plans: One, or those of a sweep.
         whole_page: A document for a browser, else a part of one for a notebook.
     """
-    template = _environment().get_template("plan.html")
-    return str(template.render(plans=plans, whole_page=whole_page))
+    return _template().render(
+        plans=plans,
+        whole_page=whole_page,
+        verdict=tables.verdict,
+        memory_rows=tables.memory_rows,
+        largest_rows=tables.largest_rows,
+        cost_rows=tables.cost_rows,
+        parts=_parts,
+    )
 
 
 @functools.cache
-def _environment() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tpu_compile.aot", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"bytes": format_bytes, "duration": tables.duration}
-    environment.globals |= {
-        "verdict": tables.verdict,
-        "memory_rows": tables.memory_rows,
-        "largest_rows": tables.largest_rows,
-        "cost_rows": tables.cost_rows,
-        "parts": _parts,
-    }
-    return environment
+def _template() -> Template:
+    filters = {"bytes": format_bytes, "duration": tables.duration}
+    return template("tpu_compile.aot", "plan.html", **filters)
 
 
 def _parts(plan: Plan) -> list[tuple[str, float]]:

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as module_hooks
 
 import tpu_core
+from tpu_compile.aot.biases import add_late
 from tpu_compile.graphs import decompositions
 from tpu_compile.lookup import lowering_of
 from tpu_core.errors import DataDependentError, UnsupportedOpError
@@ -188,6 +189,9 @@ def trace(
                 tracing_mode="real",
             )(*inputs)
     _simplify(graph)
+    add_late(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     _check(graph)
     return graph
 
@@ -209,8 +213,6 @@ def _simplify(graph: GraphModule) -> None:
             value = node.meta["val"]
             node.target = torch.ops.aten.full.default
             node.args, node.kwargs = (list(value.shape), 0), {"dtype": value.dtype}
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def _check(graph: GraphModule) -> None:

@@ -141,6 +141,15 @@ Cell* cell_of(const c10::StorageImpl* storage) {
   if (C10_LIKELY(ptr.get_deleter() == &free_cell)) return static_cast<Cell*>(ptr.get_context());
   // PyTorch wraps our addresses in borrowed storages (`from_blob`) to save and load them.
   Cell* cell = cell_of_address(ptr.get());
+  // The storage of a fake tensor is on meta, whatever device the tensor claims to be on.
+  TORCH_CHECK(
+      cell || !ptr.device().is_meta(),
+      "tpu: the memory of a fake tensor was read or written, and it has none. While torch.compile, "
+      "torch.export or a FakeTensorMode traces a program, fake tensors stand in for the real ones; a "
+      "function that PyTorch cannot see into (one of another library, of an extension) was called with "
+      "them as if they were real.\nWhat to do: make that function a custom op "
+      "(torch.library.custom_op with register_fake; tpu_kernels.jax_op for one of JAX), or leave it out "
+      "of what is traced, with @torch.compiler.disable.");
   TORCH_CHECK(
       cell,
       "tpu: this storage on ",

@@ -6,6 +6,7 @@ numbers (``at::Reduction``): 0 none, 1 mean, 2 sum.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -52,6 +53,13 @@ def pick(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return lax.gather(x, index, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.CLIP)
 
 
+def _pick_by_comparison(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    """As `pick`; it fuses with what makes ``x``, which a gather reads from memory."""
+    index = jnp.clip(index, 0, x.shape[axis] - 1).astype(np.int32)
+    hit = lax.broadcasted_iota(np.int32, x.shape, axis) == lax.expand_dims(index, (axis,))
+    return sum_over(jnp.where(hit, x, jnp.zeros((), x.dtype)), (axis,))
+
+
 def class_weight(weight: jax.Array, target: jax.Array) -> jax.Array:
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,)
@@ -77,7 +85,12 @@ def nll_loss(
     counted = target != ignore_index
     zero = jnp.zeros((), dtype)
     if x.size:
-        picked = cast(pick(x, target, axis), dtype)
+        by_gather, by_comparison = (
+            functools.partial(f, axis=axis) for f in (pick, _pick_by_comparison)
+        )
+        # On a TPU log_softmax would go to memory for the sake of the gather alone.
+        found = lax.platform_dependent(x, target, cpu=by_gather, default=by_comparison)
+        picked = cast(found, dtype)
     else:
         picked = jnp.zeros(target.shape, dtype)
     weights = jnp.where(counted, np.ones((), dtype), zero)

@@ -10,10 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tpu_core._version import __version__
 from tpu_core.report.facts import FIRST_USE, Facts, ProgramFacts
+from tpu_core.report.html import template
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # Of many programs a page shows the latest, and lists the ops of the latest of those, so that
 # browsers open it.
@@ -52,37 +56,23 @@ def render(facts: Facts, whole_page: bool) -> str:
         whole_page: A document for a browser, else a part of one for a notebook.
     """
     programs = _programs(facts)
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            whole_page=whole_page,
-            facts=facts,
-            programs=programs,
-            hidden=len(facts.programs) - len(programs),
-            span=max(facts.time - programs[0].made.event.time, 1e-3) if programs else 0.0,
-            made=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts.time)),
-            versions=(
-                f"tpu-core {__version__}, torch {version('torch')}, jaxlib {version('jaxlib')}, "
-                f"Python {platform.python_version()}"
-            ),
-        )
+    return _template().render(
+        whole_page=whole_page,
+        facts=facts,
+        programs=programs,
+        hidden=len(facts.programs) - len(programs),
+        span=max(facts.time - programs[0].made.event.time, 1e-3) if programs else 0.0,
+        made=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts.time)),
+        versions=(
+            f"tpu-core {__version__}, torch {version('torch')}, jaxlib {version('jaxlib')}, "
+            f"Python {platform.python_version()}"
+        ),
     )
 
 
 @functools.cache
-def _environment() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tpu_core.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["seconds"] = _seconds
-    return environment
+def _template() -> Template:
+    return template("tpu_core.report", "page.html", seconds=_seconds)
 
 
 def _seconds(value: float) -> str:
