@@ -10,9 +10,11 @@ import jax
 import pytest
 import torch
 import torch.nn.functional as F
+from jax.sharding import AbstractMesh
 
 import tpu_kernels
 from tpu_core.lowering import load
+from tpu_core.lowering.division import Division
 from tpu_core.lowering.evaluate import call_lowering
 from tpu_core.lowering.implementations import GROUP, Target, lowering_for
 from tpu_core.lowering.registry import REGISTRY
@@ -98,11 +100,13 @@ def test_what_breaks_a_rule_is_computed_plainly(changes: dict[str, Any], rule: s
     assert str(list(given.query)) in str(raised.value)
 
 
-def test_a_program_for_several_devices_is_computed_plainly() -> None:
+def test_a_program_for_several_devices_has_to_say_how_it_is_divided() -> None:
     several = Target("tpu", 4)
     assert KERNEL.select(arguments(), several, None).name == "plain"
     with pytest.raises(KernelRuleError, match="The program is for one device"):
         KERNEL.select(arguments(), several, "pallas")
+    divided = Target("tpu", 4, division=Division(AbstractMesh((4,), ("data",))))
+    assert KERNEL.select(arguments(), divided, None).name == "pallas"
 
 
 def test_chips_that_the_kernels_do_not_compile_for_compute_plainly() -> None:

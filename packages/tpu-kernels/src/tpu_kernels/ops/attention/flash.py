@@ -6,6 +6,7 @@ plain lowering: either can follow on the other.
 
 from __future__ import annotations
 
+import functools
 import math
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core.lowering import attention as plain
 from tpu_core.lowering.implementations import Target
-from tpu_kernels.ops.attention import flash_backward, flash_forward, masks
+from tpu_kernels.ops.attention import divided, flash_backward, flash_forward, masks
 from tpu_kernels.ops.attention.arguments import AttentionArguments
 from tpu_kernels.ops.attention.blocks import Blocks
 from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
@@ -23,6 +25,8 @@ from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
 
 _LARGEST_HEAD = 512
+# Among the arguments of the backward pass that follow on the sums.
+_IS_CAUSAL = 5
 
 
 def _blocks(query: jax.Array, key_: jax.Array, value: jax.Array, is_causal: bool) -> Blocks:
@@ -45,6 +49,68 @@ def _filled(x: jax.Array, length: int, axis: int = 2) -> jax.Array:
     return jnp.pad(x, widths)
 
 
+def _forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """The result, and the logarithms of the sums of exponentials."""
+    blocks = _blocks(query, key, value, is_causal)
+    operands = (
+        _filled(query, blocks.padded_rows),
+        _filled(key, blocks.padded_columns),
+        _filled(value, blocks.padded_columns),
+        masks.prepared(bias, blocks),
+    )
+    with calling(query.dtype, _products(query, blocks, query.shape[3], value.shape[3])):
+        out, logsumexp = flash_forward.forward(*operands, blocks, _scale(query, scale))
+    return out[:, :, : blocks.rows], logsumexp[:, :, 0, : blocks.rows]
+
+
+def _backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    grad: jax.Array,
+    output: jax.Array,
+    logsumexp: jax.Array,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    of_query: bool,
+    of_keys: bool,
+) -> list[jax.Array]:
+    """The gradients that are asked for, that of value with that of key."""
+    blocks, factor = _blocks(query, key, value, is_causal), _scale(query, scale)
+    sizes = query.shape[3], value.shape[3]
+    bias = masks.prepared(bias, blocks)
+    rows, columns = blocks.padded_rows, blocks.padded_columns
+    delta = (output.astype(np.float32) * grad.astype(np.float32)).sum(axis=-1)
+    operands = (
+        _filled(query, rows),
+        _filled(key, columns),
+        _filled(value, columns),
+        _filled(grad, rows),
+        _filled(jnp.where(logsumexp == -jnp.inf, 0.0, logsumexp)[:, :, None], rows, axis=3),
+        _filled(delta[:, :, None], rows, axis=3),
+    )
+    made = []
+    if of_query:
+        with calling(query.dtype, _products(query, blocks, *sizes, sizes[0])):
+            own = flash_backward.of_query(operands, bias, blocks, factor)
+        made.append(own[:, :, : blocks.rows])
+    if of_keys:
+        with calling(query.dtype, _products(query, blocks, *sizes, *sizes)):
+            both = flash_backward.of_key_and_value(operands, bias, blocks, factor)
+        made += [x[:, :, : blocks.columns] for x in both]
+    return made
+
+
 def forward(
     query: jax.Array,
     key_: jax.Array,
@@ -58,16 +124,12 @@ def forward(
     key: None = None,
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention`, for what `FLASH` takes."""
-    blocks = _blocks(query, key_, value, is_causal)
-    operands = (
-        _filled(query, blocks.padded_rows),
-        _filled(key_, blocks.padded_columns),
-        _filled(value, blocks.padded_columns),
-        masks.prepared(attn_bias, blocks),
-    )
-    with calling(query.dtype, _products(query, blocks, query.shape[3], value.shape[3])):
-        out, logsumexp = flash_forward.forward(*operands, blocks, _scale(query, scale))
-    out, logsumexp = out[:, :, : blocks.rows], logsumexp[:, :, 0, : blocks.rows]
+    operands = (query, key_, value, attn_bias)
+    if divided.is_asked():
+        stand_in = divided.marked(operands)
+        return plain.attention(*stand_in, dropout_p, is_causal, scale=scale)
+    function = functools.partial(_forward, is_causal=is_causal, scale=scale)
+    out, logsumexp = divided.on_parts(function, operands, (4, 3))
     seed = jnp.zeros((), np.int64)
     return out, logsumexp, None, None, None, None, seed, seed, None
 
@@ -81,44 +143,30 @@ def backward(
     grad_input_mask: list[bool],
     output: jax.Array,
     logsumexp: jax.Array,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: Any,
-    max_k: Any,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: jax.Array,
-    philox_offset: jax.Array,
-    *,
+    *rest: Any,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention_backward`, for what `FLASH` takes."""
-    blocks, factor = _blocks(query, key_, value, is_causal), _scale(query, scale)
-    sizes = query.shape[3], value.shape[3]
-    bias = masks.prepared(attn_bias, blocks)
-    rows, columns = blocks.padded_rows, blocks.padded_columns
-    delta = (output.astype(np.float32) * grad_out.astype(np.float32)).sum(axis=-1)
-    operands = (
-        _filled(query, rows),
-        _filled(key_, columns),
-        _filled(value, columns),
-        _filled(grad_out, rows),
-        _filled(jnp.where(logsumexp == -jnp.inf, 0.0, logsumexp)[:, :, None], rows, axis=3),
-        _filled(delta[:, :, None], rows, axis=3),
+    operands = (query, key_, value, attn_bias, grad_out, output, logsumexp)
+    if divided.is_asked():
+        q, k, v, bias, grad, out, sums = divided.marked(operands)
+        return plain.attention_backward(
+            grad, q, k, v, bias, grad_input_mask, out, sums, *rest, scale=scale
+        )
+    of_query, of_keys = grad_input_mask[0], grad_input_mask[1] or grad_input_mask[2]
+    function = functools.partial(
+        _backward,
+        is_causal=rest[_IS_CAUSAL],
+        scale=scale,
+        of_query=of_query,
+        of_keys=of_keys,
     )
-    grads: list[Any] = [None, None, None, None]
-    if grad_input_mask[0]:
-        with calling(query.dtype, _products(query, blocks, *sizes, sizes[0])):
-            grad = flash_backward.of_query(operands, bias, blocks, factor)
-        grads[0] = grad[:, :, : blocks.rows]
-    if grad_input_mask[1] or grad_input_mask[2]:
-        with calling(query.dtype, _products(query, blocks, *sizes, *sizes)):
-            both = flash_backward.of_key_and_value(operands, bias, blocks, factor)
-        for place, grad in enumerate(both, start=1):
-            grads[place] = grad[:, :, : blocks.columns] if grad_input_mask[place] else None
-    if attn_bias is not None and attn_bias.dtype != np.bool_:
-        grads[3] = jnp.zeros_like(attn_bias)
-    return tuple(grads)
+    made = divided.on_parts(function, operands, (4,) * (of_query + 2 * of_keys))
+    grads = [*([] if of_query else [None]), *made, *([] if of_keys else [None, None])]
+    masked = [grad if wanted else None for grad, wanted in zip(grads, grad_input_mask)]
+    if attn_bias is None or attn_bias.dtype == np.bool_:
+        return *masked, None
+    return *masked, jnp.zeros_like(attn_bias)
 
 
 def _four_dims(a: AttentionArguments, target: Target) -> bool:
@@ -169,8 +217,9 @@ FLASH = Implementation(
             lambda a, target: a.scale is None or isinstance(a.scale, (int, float)),
         ),
         Rule(
-            "The program is for one device: XLA divides no kernel among several.",
-            lambda a, target: target.devices == 1,
+            "The program is for one device, or divided by `tpu_compile.aot`: batches and heads "
+            "then stay divided as they come, and lengths are gathered.",
+            lambda a, target: target.devices == 1 or target.division is not None,
         ),
         Rule(
             "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
