@@ -20,6 +20,9 @@ from tpu_kernels.ops.registry import Implementation, Rule
 
 # Keys that are fetched at a time: pages are small.
 _KEYS = 512
+_LARGEST_PAGE = 1024
+# Indices of pages in the megabyte of scalar memory, which has some more to hold.
+_INDICES = 3 * 2**16
 
 
 def _pages_at_a_time(places: int, page: int) -> int:
@@ -70,7 +73,14 @@ PALLAS = Implementation(
     rules=(
         Rule("No dimension is 0.", _sizes),
         Rule("The head size is a multiple of 128.", lambda a, target: a.query[2] % 128 == 0),
-        Rule("A page has a multiple of 8 keys.", lambda a, target: a.pages[2] % 8 == 0),
+        Rule(
+            f"A page has a multiple of 8 keys, {_LARGEST_PAGE:,} at most.",
+            lambda a, target: a.pages[2] % 8 == 0 and a.pages[2] <= _LARGEST_PAGE,
+        ),
+        Rule(
+            f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
+            lambda a, target: a.places[0] * a.places[1] <= _INDICES,
+        ),
         Rule("The program is for one device.", lambda a, target: target.devices == 1),
         Rule(
             "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
