@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -104,3 +106,25 @@ def test_kernels_of_a_divided_program_are_given_their_parts() -> None:
     assert "bf16[2,1,512,128]" in of_keys.partition(")")[0]
     # Nothing is gathered for them.
     assert not any(word in made.hlo for word in ("all-gather", "all-to-all", "collective-permute"))
+
+
+class Decoding(nn.Module):
+    """A step of serving: single tokens, then a ragged batch, over pages."""
+
+    def forward(self, query: torch.Tensor, pages: torch.Tensor, *rest: torch.Tensor) -> Any:
+        keys, lengths, places, starts = rest
+        single = tpu_kernels.paged_attention(query[: len(lengths)], keys, keys, lengths, places)
+        return single, tpu_kernels.ragged_paged_attention(query, pages, lengths, places, starts)
+
+
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v6e:1x1"])
+def test_attention_over_pages_has_kernels(topology: str) -> None:
+    with torch.device("meta"):
+        query = torch.empty(40, 32, 128, dtype=torch.bfloat16)
+        pages = torch.empty(100, 16, 2 * 8, 128, dtype=torch.bfloat16)
+        keys = torch.empty(8, 100, 16, 128, dtype=torch.bfloat16)
+        lengths, starts = torch.empty(4, dtype=torch.int32), torch.empty(5, dtype=torch.int32)
+        places = torch.empty(4, 20, dtype=torch.int32)
+    arguments = (query, pages, keys, lengths, places, starts)
+    made = tpu_compile.aot(Decoding(), arguments, topology=topology)
+    assert made.hlo.count('custom_call_target="tpu_custom_call"') == 2

@@ -16,6 +16,7 @@ from tpu_kernels.ops.table import using as using
 from tpu_kernels.paged_attention import paged_attention as paged_attention
 from tpu_kernels.pallas import interpret as interpret
 from tpu_kernels.pallas import pallas_call as pallas_call
+from tpu_kernels.ragged_paged_attention import ragged_paged_attention as ragged_paged_attention
 
 __all__ = [
     "FlaxModule",
@@ -30,6 +31,7 @@ __all__ = [
     "linear_cross_entropy",
     "paged_attention",
     "pallas_call",
+    "ragged_paged_attention",
     "to_jax_function",
     "using",
 ]

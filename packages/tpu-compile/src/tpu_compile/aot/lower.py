@@ -21,12 +21,13 @@ from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
 
 
-def lower(captured: Captured, mesh: Mapping[str, int]) -> bytes:
+def lower(captured: Captured, mesh: Mapping[str, int], kind: str) -> bytes:
     """StableHLO bytecode of a program; its last input is the random seed.
 
     Args:
         captured: The program.
         mesh: Size of each axis.
+        kind: Generation of the chips, ``"TPU v5e"``.
     """
     abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
 
@@ -50,7 +51,7 @@ def lower(captured: Captured, mesh: Mapping[str, int]) -> bytes:
         return function.trace(*avals).lower(lowering_platforms=("tpu",))
 
     division = Division(abstract) if abstract.size > 1 else None
-    here = lowering_for(Target("tpu", abstract.size, division=division))
+    here = lowering_for(Target("tpu", abstract.size, kind, division))
     with over(abstract), here, jax.enable_x64(True):
         made = lowered()
         if division is not None and division.is_needed:

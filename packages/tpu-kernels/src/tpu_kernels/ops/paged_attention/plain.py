@@ -14,6 +14,18 @@ PLAIN = Implementation(
 )
 
 
+def probabilities(scores: jax.Array, scale: float, softcap: float, counts: jax.Array) -> jax.Array:
+    """The softmax of the scores that count along the last dimension; 0 where none does."""
+    scores = scores * jnp.asarray(scale, scores.dtype)
+    if softcap:
+        scores = softcap * jnp.tanh(scores / softcap)
+    scores = jnp.where(counts, scores, -jnp.inf)
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    shares = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
+    total = shares.sum(axis=-1, keepdims=True)
+    return shares / jnp.where(total == 0, 1, total)
+
+
 def paged_attention(
     query: jax.Array,
     key_pages: jax.Array,
@@ -40,15 +52,8 @@ def paged_attention(
         (((3,), (3,)), ((0, 1), (0, 1))),
         preferred_element_type=wide,
     )
-    scores = scores * jnp.asarray(scale, wide)
-    if softcap:
-        scores = softcap * jnp.tanh(scores / softcap)
     counts = jnp.arange(scores.shape[3]) < lengths[:, None, None, None]
-    scores = jnp.where(counts, scores, -jnp.inf)
-    top = jnp.max(scores, axis=3, keepdims=True, initial=-jnp.inf)
-    shares = jnp.exp(scores - jnp.where(top == -jnp.inf, 0, top))
-    total = shares.sum(axis=3, keepdims=True)
-    shares = shares / jnp.where(total == 0, 1, total)
+    shares = probabilities(scores, scale, softcap, counts)
     out = lax.dot_general(
         shares.astype(query.dtype),
         # What is in a page behind the sequence's end may be anything.
