@@ -90,7 +90,7 @@ def test_when_the_kernel_is_chosen() -> None:
     assert KERNEL.select(given, Target("tpu", 4), None).name == "plain"
     for change, rule in (
         ({"dtype": "float32"}, "The dtype is bfloat16"),
-        ({"query": (4, 8, 64)}, "The head size is a multiple of 128."),
+        ({"query": (4, 8, 64)}, "The head size is a multiple of 128, 512 at most."),
         ({"pages": (2, 20, 4, 128)}, "A page has a multiple of 8 keys, 1,024 at most."),
         ({"places": (4, 50_000)}, "There are at most 196,608 indices of pages"),
         ({"places": (4, 0)}, "No dimension is 0."),

@@ -72,7 +72,10 @@ PALLAS = Implementation(
     dtypes=("bfloat16",),
     rules=(
         Rule("No dimension is 0.", _sizes),
-        Rule("The head size is a multiple of 128.", lambda a, target: a.query[2] % 128 == 0),
+        Rule(
+            "The head size is a multiple of 128, 512 at most.",
+            lambda a, target: a.query[2] % 128 == 0 and a.query[2] <= 512,
+        ),
         Rule(
             f"A page has a multiple of 8 keys, {_LARGEST_PAGE:,} at most.",
             lambda a, target: a.pages[2] % 8 == 0 and a.pages[2] <= _LARGEST_PAGE,

@@ -21,9 +21,11 @@ from tpu_kernels.ops.ragged_paged_attention.arguments import RaggedArguments
 from tpu_kernels.ops.ragged_paged_attention.names import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
 
-# Of a block.
+# Of a block: what fits into 16 MiB of vector memory, beside the results.
 _KEYS = 256
+_ROWS = 2048  # queries times heads
 _QUERIES = 32
+_LARGEST_PAGE = _KEYS
 _INDICES = 3 * 2**16
 
 
@@ -57,7 +59,7 @@ def ragged_paged_attention(
             sliding_window=window or None,
             soft_cap=softcap or None,
             num_kv_pages_per_block=min(max(_KEYS // page, 1), places),
-            num_queries_per_block=_QUERIES,
+            num_queries_per_block=max(1, min(_QUERIES, _ROWS // heads)),
         )
     is_token = jnp.arange(tokens) < starts[count[0]]
     return jnp.where(is_token[:, None, None], out, 0)
@@ -87,8 +89,8 @@ PALLAS = Implementation(
         Rule("The head size is 128.", lambda a, target: a.query[2] == 128),
         Rule("There are 1, 2 or 4 key heads, or a multiple of 8.", _key_heads),
         Rule(
-            "A page has a multiple of 8 keys, 1,024 at most.",
-            lambda a, target: a.pages[1] % 8 == 0 and a.pages[1] <= 1024,
+            f"A page has a multiple of 8 keys, {_LARGEST_PAGE} at most.",
+            lambda a, target: a.pages[1] % 8 == 0 and a.pages[1] <= _LARGEST_PAGE,
         ),
         Rule(
             f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
