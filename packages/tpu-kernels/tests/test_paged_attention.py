@@ -77,7 +77,7 @@ def test_values_of_the_kernel(heads: int) -> None:
 def test_a_compiled_step_is_that_of_eager() -> None:
     arguments = call(4, 2, 16, 8, torch.float32)
     moved = [x.to("tpu") for x in arguments]
-    got = torch.compile(lambda *a: paged_attention(*a) * 2)(*moved)
+    got = torch.compile(lambda *a: paged_attention(*a) * 2, fullgraph=True)(*moved)
     torch.testing.assert_close(got.cpu().double(), 2 * expected(arguments), atol=1e-5, rtol=1e-5)
 
 

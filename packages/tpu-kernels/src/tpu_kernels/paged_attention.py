@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 
-from tpu_kernels.decorator import JaxOp, jax_op
+from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.paged_attention.plain import paged_attention as plain
+
+_op = jax_op("tpu_kernels::paged_attention", plain, differentiable=False)
 
 
 def paged_attention(
@@ -47,7 +48,7 @@ def paged_attention(
         >>> out = tpu_kernels.paged_attention(q, cache.keys, cache.values, lengths, cache.places)
     """
     _check(query, key_pages, value_pages, lengths, page_indices)
-    out: torch.Tensor = _op()(
+    out: torch.Tensor = _op(
         query,
         key_pages,
         value_pages,
@@ -57,11 +58,6 @@ def paged_attention(
         float(softcap),
     )
     return out
-
-
-@functools.cache
-def _op() -> JaxOp:
-    return jax_op("tpu_kernels::paged_attention", plain, differentiable=False)
 
 
 def _check(

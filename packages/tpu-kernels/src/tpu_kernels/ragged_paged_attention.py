@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 
-from tpu_kernels.decorator import JaxOp, jax_op
+from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.ragged_paged_attention.plain import ragged_paged_attention as plain
+
+_op = jax_op("tpu_kernels::ragged_paged_attention", plain, differentiable=False)
 
 
 def ragged_paged_attention(
@@ -57,7 +58,7 @@ def ragged_paged_attention(
     _check(query, pages, lengths, page_indices, starts, count)
     if count is None:
         count = torch.full((1,), len(lengths), dtype=torch.int32, device=query.device)
-    out: torch.Tensor = _op()(
+    out: torch.Tensor = _op(
         query,
         pages,
         lengths.to(torch.int32),
@@ -69,11 +70,6 @@ def ragged_paged_attention(
         int(window),
     )
     return out
-
-
-@functools.cache
-def _op() -> JaxOp:
-    return jax_op("tpu_kernels::ragged_paged_attention", plain, differentiable=False)
 
 
 def _check(
