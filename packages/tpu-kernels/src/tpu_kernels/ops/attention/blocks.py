@@ -55,6 +55,9 @@ class Blocks:
             row_bytes: Of a query or key, the larger.
             is_causal: See the attribute.
         """
+        # A block of keys serves as many operations a byte as there are bfloat16 queries in a block.
+        # 512 are what the chips' memory asks for (v5e 240, v6e 560); larger blocks compute more
+        # above the diagonal. All of these sizes fit into 16 MiB of vector memory, masks included.
         largest = 512 if row_bytes <= 512 else 256 if row_bytes <= 1024 else 128
         short = rows < LANES
         block_rows = _rounded(rows, _SUBLANES) if short else _block(rows, largest)
