@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 import tpu_compile
 import tpu_kernels
 
-HEADS, SIZE = 8, 128
+HEADS, SIZE, LENGTH = 2, 128, 4096
 
 
 class Block(nn.Module):
@@ -30,38 +32,99 @@ class Block(nn.Module):
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
+def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).float().square().mean()
+
+
 @functools.cache
-def plan(length: int, implementation: str | None = None) -> tpu_compile.aot.Plan:
+def plan(implementation: str | None = None) -> tpu_compile.aot.Plan:
     """Forward and backward on one v5e."""
     with torch.device("meta"):
-        model, x = Block().bfloat16(), torch.empty(1, length, HEADS * SIZE, dtype=torch.bfloat16)
+        model, x = Block().bfloat16(), torch.empty(1, LENGTH, HEADS * SIZE, dtype=torch.bfloat16)
     chosen = {} if implementation is None else {"attention": implementation}
     with tpu_kernels.using(**chosen):
-        return tpu_compile.aot(
-            model, (x,), topology="v5e:1x1", loss=lambda model, x: model(x).float().square().mean()
-        )
+        return tpu_compile.aot(model, (x,), topology="v5e:1x1", loss=loss)
 
 
-def test_attention_takes_memory_in_proportion_to_the_length() -> None:
-    for length in (4096, 8192):
-        activation = length * HEADS * SIZE * 2  # of bfloat16
-        temporaries = plan(length).memory.temporaries
-        # Less what fits into the chip's own memory, which is the same for every length.
-        assert temporaries is not None and temporaries <= 20 * activation
-    flash, plain = plan(4096), plan(4096, "plain")
-    scores = HEADS * 4096 * 4096 * 2
+def test_attention_takes_no_memory_for_its_scores() -> None:
+    flash, plain = plan(), plan("plain")
+    activation, scores = LENGTH * HEADS * SIZE * 2, HEADS * LENGTH * LENGTH * 2  # of bfloat16
+    assert flash.memory.temporaries is not None and flash.memory.temporaries <= 20 * activation
     assert plain.memory.temporaries is not None and plain.memory.temporaries >= scores
     assert flash.cost is not None and plain.cost is not None
     assert flash.cost.hbm_bytes <= plain.cost.hbm_bytes / 4
 
 
 def test_a_plan_counts_what_is_in_the_kernels() -> None:
-    flash, plain = plan(4096), plan(4096, "plain")
+    flash, plain = plan(), plan("plain")
     assert flash.hlo.count('custom_call_target="tpu_custom_call"') == 3
     assert "tpu_custom_call" not in plain.hlo
     assert flash.cost is not None and plain.cost is not None
     # Blocks of 512 above the diagonal are left out; the scores are computed in each kernel anew.
-    product = 2 * HEADS * SIZE * 4096 * (4096 + 512) // 2
+    product = 2 * HEADS * SIZE * LENGTH * (LENGTH + 512) // 2
     weights = 4 * (HEADS * SIZE) ** 2
-    assert flash.cost.product_flops == 3 * 2 * 4096 * weights + 9 * product
+    assert flash.cost.product_flops == 3 * 2 * LENGTH * weights + 9 * product
     assert not any("kernel(" in name for name, _ in flash.cost.idle)
+
+
+class Grouped(nn.Module):
+    """A block whose layers can be divided by heads, two of which share a key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = 4 * SIZE
+        self.q = nn.Linear(size, size, bias=False)
+        self.k, self.v = (nn.Linear(size, size // 2, bias=False) for _ in range(2))
+        self.out = nn.Linear(size, size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, SIZE)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+def test_kernels_of_a_divided_program_are_given_their_parts() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(Grouped(), Grouped()).bfloat16()
+        x = torch.empty(4, 512, 4 * SIZE, dtype=torch.bfloat16)
+    rules = {"*.[qkv].weight": ("model", None), "*.out.weight": (None, "model")}
+    made = tpu_compile.aot(
+        model,
+        (x,),
+        topology="v5e:2x2",
+        mesh={"data": 2, "model": 2},
+        shardings=rules,
+        scan=True,
+        loss=loss,
+    )
+    kernels = [line for line in made.hlo.splitlines() if '"tpu_custom_call"' in line]
+    assert len(kernels) == 3
+    forward, of_query, of_keys = (line.partition("=")[2] for line in kernels)
+    assert "bf16[2,2,512,128]" in forward.partition(")")[0] and "bf16[2,2,512,128]" in of_query
+    assert "bf16[2,1,512,128]" in of_keys.partition(")")[0]
+    # Nothing is gathered for them.
+    assert not any(word in made.hlo for word in ("all-gather", "all-to-all", "collective-permute"))
+
+
+class Decoding(nn.Module):
+    """A step of serving: single tokens, then a ragged batch, over pages."""
+
+    def forward(self, query: torch.Tensor, pages: torch.Tensor, *rest: torch.Tensor) -> Any:
+        keys, lengths, places, starts = rest
+        single = tpu_kernels.paged_attention(query[: len(lengths)], keys, keys, lengths, places)
+        return single, tpu_kernels.ragged_paged_attention(query, pages, lengths, places, starts)
+
+
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v6e:1x1"])
+def test_attention_over_pages_has_kernels(topology: str) -> None:
+    with torch.device("meta"):
+        query = torch.empty(40, 32, 128, dtype=torch.bfloat16)
+        pages = torch.empty(100, 16, 2 * 8, 128, dtype=torch.bfloat16)
+        keys = torch.empty(8, 100, 16, 128, dtype=torch.bfloat16)
+        lengths, starts = torch.empty(4, dtype=torch.int32), torch.empty(5, dtype=torch.int32)
+        places = torch.empty(4, 20, dtype=torch.int32)
+    arguments = (query, pages, keys, lengths, places, starts)
+    made = tpu_compile.aot(Decoding(), arguments, topology=topology)
+    assert made.hlo.count('custom_call_target="tpu_custom_call"') == 2

@@ -114,3 +114,10 @@ def test_arguments_that_do_not_fit(change: dict[str, Any], text: str) -> None:
     given = {"hidden": hidden, "weight": weight, "target": target, "bias": bias, **change}
     with pytest.raises(ValueError, match=text):
         linear_cross_entropy(**given)
+
+
+def test_a_compiled_loss_is_one_graph() -> None:
+    hidden, weight, target, _ = inputs(7, 5, 11)
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True)
+    got = compiled(hidden.to("tpu"), weight.to("tpu"), target.to("tpu"))
+    torch.testing.assert_close(got.cpu(), linear_cross_entropy(hidden, weight, target))

@@ -13,8 +13,10 @@ from tpu_kernels.decorator import JaxOp as JaxOp
 from tpu_kernels.decorator import jax_op as jax_op
 from tpu_kernels.modules import to_jax_function as to_jax_function
 from tpu_kernels.ops.table import using as using
+from tpu_kernels.paged_attention import paged_attention as paged_attention
 from tpu_kernels.pallas import interpret as interpret
 from tpu_kernels.pallas import pallas_call as pallas_call
+from tpu_kernels.ragged_paged_attention import ragged_paged_attention as ragged_paged_attention
 
 __all__ = [
     "FlaxModule",
@@ -27,7 +29,9 @@ __all__ = [
     "interpret",
     "jax_op",
     "linear_cross_entropy",
+    "paged_attention",
     "pallas_call",
+    "ragged_paged_attention",
     "to_jax_function",
     "using",
 ]

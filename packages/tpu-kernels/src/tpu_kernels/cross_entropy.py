@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from jax import lax
 
-from tpu_kernels.decorator import JaxOp, jax_op
+from tpu_kernels.decorator import jax_op
 
 # Columns of logits at a time: wide enough for a matrix unit, few enough to stay near it.
 _CHUNK = 2048
@@ -69,7 +69,7 @@ def linear_cross_entropy(
             label_smoothing=label_smoothing,
         ).reshape(target.shape if reduction == "none" else ())
     counts = target != ignore_index
-    losses = _op()(
+    losses = _op(
         hidden.reshape(-1, hidden.size(-1)),
         weight,
         torch.where(counts, target, 0).reshape(-1).to(torch.int32),
@@ -103,13 +103,6 @@ def _check(hidden: Any, weight: Any, target: Any, bias: Any, reduction: str) -> 
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"linear_cross_entropy: reduction={reduction!r}: mean, sum or none.")
-
-
-@functools.cache
-def _op() -> JaxOp:
-    return jax_op(
-        "tpu_kernels::linear_cross_entropy", _losses, backward=_gradient, cast_inputs=torch.bfloat16
-    )
 
 
 def _losses(
@@ -216,3 +209,8 @@ def _gradient(
         None,
         None if bias is None else grad_bias.reshape(-1)[:size].astype(bias.dtype),
     )
+
+
+_op = jax_op(
+    "tpu_kernels::linear_cross_entropy", _losses, backward=_gradient, cast_inputs=torch.bfloat16
+)

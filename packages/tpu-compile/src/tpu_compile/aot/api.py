@@ -177,7 +177,7 @@ def _prepare(
     with stage("tracing"):
         captured, runs, notes = capture_scanned(job, scan, remat)
     with stage("lowering"):
-        program = lower(captured, mesh)
+        program = lower(captured, mesh, topology.chip.kind)
 
     def finish() -> Plan:
         with stage("compiling"):

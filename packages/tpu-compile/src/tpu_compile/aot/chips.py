@@ -39,6 +39,11 @@ class Chip:
     ici: float
     dims: int
 
+    @property
+    def kind(self) -> str:
+        """As the runtime of a TPU calls it, ``"TPU v5e"``."""
+        return "TPU7x" if self.name == "tpu7x" else f"TPU {self.name}"
+
     def per_device(self) -> Chip:
         """The share of one JAX device."""
         n = self.devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,18 +14,20 @@ from tpu_compile.aot.annotations import over, scope
 from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.lookup import lowering_of
+from tpu_core.lowering.division import Division
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import Target, lowering_for
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
 
 
-def lower(captured: Captured, mesh: Mapping[str, int]) -> bytes:
+def lower(captured: Captured, mesh: Mapping[str, int], kind: str) -> bytes:
     """StableHLO bytecode of a program; its last input is the random seed.
 
     Args:
         captured: The program.
         mesh: Size of each axis.
+        kind: Generation of the chips, ``"TPU v5e"``.
     """
     abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
 
@@ -43,8 +46,15 @@ def lower(captured: Captured, mesh: Mapping[str, int]) -> bytes:
     def main(*arrays: jax.Array) -> list[jax.Array]:
         return run_graph(captured.graph, arrays[:-1], arrays[-1], entry_of=lowering_of, scope=scope)
 
-    here = lowering_for(Target("tpu", abstract.size))
+    def lowered() -> Any:
+        function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)
+        return function.trace(*avals).lower(lowering_platforms=("tpu",))
+
+    division = Division(abstract) if abstract.size > 1 else None
+    here = lowering_for(Target("tpu", abstract.size, kind, division))
     with over(abstract), here, jax.enable_x64(True):
-        function = jax.jit(main, keep_unused=True, out_shardings=results)
-        lowered = function.trace(*avals).lower(lowering_platforms=("tpu",))
-    return located_bytes(lowered, captured.aliases)
+        made = lowered()
+        if division is not None and division.is_needed:
+            division.learn(made)
+            made = lowered()
+    return located_bytes(made, captured.aliases)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_core import platforms
+from tpu_core.lowering.division import Division
 from tpu_core.lowering.registry import Lowering
 
 GROUP = "tpu_core.kernels"
@@ -36,11 +37,14 @@ class Target:
         platform: ``"tpu"``, ``"cpu"``, another PJRT platform, or ``"portable"`` for several.
         devices: Number of devices among which XLA divides the program.
         kind: Generation of the chips (``"TPU v5e"``), where it is known.
+        division: Of kernels' operands, in a program for several devices; None where they are not
+            divided.
     """
 
     platform: str
     devices: int = 1
     kind: str | None = None
+    division: Division | None = None
 
 
 class Kernel(Protocol):

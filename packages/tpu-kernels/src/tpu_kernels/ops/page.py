@@ -8,10 +8,10 @@ from tpu_kernels.ops.table import KERNELS
 _INTRODUCTION = """\
 # Kernels
 
-PyTorch's own functions reach these ops on device `tpu`: no model has to name one. An op has several
-implementations. Where its program is lowered, for the device or ahead of time by `tpu_compile.aot`,
-the first is taken that is meant for the platform and whose rules hold; the last takes everything.
-What a call gives is the same within rounding, forward and backward.
+PyTorch's own functions reach most of these ops on device `tpu`: no model has to name them. An op
+has several implementations. Where its program is lowered, for the device or ahead of time by
+`tpu_compile.aot`, the first is taken that is meant for the platform and whose rules hold; the last
+takes everything. What a call gives is the same within rounding, forward and backward.
 
 ```python
 with tpu_kernels.using(attention="plain"):

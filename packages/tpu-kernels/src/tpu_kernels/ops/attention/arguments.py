@@ -15,20 +15,22 @@ class AttentionArguments:
     Attributes:
         query, key, value: Shapes, ``(batch, heads, length, head size)``.
         dtype: Of all three; ``"mixed"`` where they differ.
-        has_bias: Whether there is a mask or a bias.
+        bias: Shape of the mask or bias; None without one.
         dropout: Probability.
         is_causal: As PyTorch has it: aligned at the first query and key.
         scale: Of the scores; None for the default. An array where it is not known.
+        bias_gradient: Whether the gradient of the bias is asked for.
     """
 
     query: tuple[int, ...]
     key: tuple[int, ...]
     value: tuple[int, ...]
     dtype: str
-    has_bias: bool
+    bias: tuple[int, ...] | None
     dropout: float
     is_causal: bool
     scale: Any
+    bias_gradient: bool = False
 
     def describe(self) -> dict[str, object]:
         """See `tpu_kernels.ops.registry.Arguments`."""
@@ -36,14 +38,21 @@ class AttentionArguments:
             "query": f"{self.dtype}{list(self.query)}",
             "key": list(self.key),
             "value": list(self.value),
-            "mask": "given" if self.has_bias else "none",
+            "mask": "none" if self.bias is None else list(self.bias),
             "dropout_p": self.dropout,
             "is_causal": self.is_causal,
         }
 
 
 def _arguments(
-    query: Any, key: Any, value: Any, bias: Any, dropout: float, is_causal: bool, scale: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    dropout: float,
+    is_causal: bool,
+    scale: Any,
+    bias_gradient: bool = False,
 ) -> AttentionArguments:
     dtypes = {np.dtype(x.dtype).name for x in (query, key, value)}
     return AttentionArguments(
@@ -51,10 +60,11 @@ def _arguments(
         tuple(key.shape),
         tuple(value.shape),
         dtypes.pop() if len(dtypes) == 1 else "mixed",
-        bias is not None,
+        None if bias is None else tuple(bias.shape),
         dropout,
         is_causal,
         scale,
+        bias_gradient,
     )
 
 
@@ -92,4 +102,5 @@ def of_backward(
     scale: Any = None,
 ) -> AttentionArguments:
     """From those of ``_scaled_dot_product_fused_attention_overrideable_backward``."""
-    return _arguments(query, key_, value, attn_bias, dropout_p, is_causal, scale)
+    wanted = attn_bias is not None and bool(grad_input_mask[3])
+    return _arguments(query, key_, value, attn_bias, dropout_p, is_causal, scale, wanted)

@@ -1,13 +1,12 @@
-"""Attention by JAX's flash attention kernels: scores stay in the chip's own memory.
+"""Attention by flash attention kernels: scores stay in the chip's own memory.
 
-The kernels are those of `jax.experimental.pallas.ops.tpu.flash_attention`. Its public function
-keeps to itself what its backward pass needs, and here forward and backward are two ops; so the
-functions below it are called. What passes between the two ops is the logarithm of the sum of
-exponentials, as in the plain lowering: either can follow on the other.
+What passes between forward and backward is the logarithm of the sum of exponentials, as in the
+plain lowering: either can follow on the other.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from types import MappingProxyType
 from typing import Any
@@ -15,58 +14,108 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.tpu import flash_attention
 
+from tpu_core.lowering import attention as plain
 from tpu_core.lowering.implementations import Target
+from tpu_kernels.ops.attention import divided, flash_backward, flash_forward, masks
 from tpu_kernels.ops.attention.arguments import AttentionArguments
+from tpu_kernels.ops.attention.blocks import Blocks
 from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
 
-kernels: Any = flash_attention  # its functions have no annotations
-# Largest first: larger blocks read keys and values fewer times, and larger ones still would not
-# fit beside each other in 16 MiB of VMEM in the backward pass of float32.
-_BLOCKS = (512, 256, 128)
-_HEAD_SIZES = (64, 128)
+_LARGEST_HEAD = 512
+# Among the arguments of the backward pass that follow on the sums.
+_IS_CAUSAL = 5
 
 
-def _block(length: int) -> int:
-    return next(block for block in _BLOCKS if length % block == 0)
+def _blocks(query: jax.Array, key_: jax.Array, value: jax.Array, is_causal: bool) -> Blocks:
+    size = max(query.shape[3], value.shape[3]) * query.dtype.itemsize
+    return Blocks.of(query.shape[2], key_.shape[2], size, is_causal)
 
 
-def _product(query: jax.Array, key_: jax.Array, is_causal: bool) -> int:
-    """Floating point operations of a product with the scores, of the blocks that are computed."""
-    b, heads, length, size = query.shape
-    keys = key_.shape[2]
-    block_q, block_k = _block(length), _block(keys)
-    ends = range(block_q, length + 1, block_q)
-    columns = [min(-(-(end - 1) // block_k) * block_k, keys) if is_causal else keys for end in ends]
-    return 2 * b * heads * size * block_q * sum(columns)
+def _products(query: jax.Array, blocks: Blocks, *sizes: int) -> int:
+    """Floating point operations of products with the scores that are computed."""
+    return 2 * query.shape[0] * query.shape[1] * blocks.computed * sum(sizes)
 
 
 def _scale(query: jax.Array, scale: float | None) -> float:
     return 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
 
 
-def _repeated(x: jax.Array, heads: int) -> jax.Array:
-    """Keys or values with a head for each of the queries'."""
-    return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
+def _filled(x: jax.Array, length: int, axis: int = 2) -> jax.Array:
+    """``x`` with zeros up to a length."""
+    widths = [(0, length - n if i == axis else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths)
 
 
-def _summed(grad: jax.Array, like: jax.Array) -> jax.Array:
-    """The gradient of `_repeated`."""
-    if grad.shape == like.shape:
-        return grad
-    b, heads, length, size = like.shape
-    parts = grad.reshape(b, heads, -1, length, size).astype(np.float32)
-    return parts.sum(axis=2).astype(like.dtype)
+def _forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """The result, and the logarithms of the sums of exponentials."""
+    blocks = _blocks(query, key, value, is_causal)
+    operands = (
+        _filled(query, blocks.padded_rows),
+        _filled(key, blocks.padded_columns),
+        _filled(value, blocks.padded_columns),
+        masks.prepared(bias, blocks),
+    )
+    with calling(query.dtype, _products(query, blocks, query.shape[3], value.shape[3])):
+        out, logsumexp = flash_forward.forward(*operands, blocks, _scale(query, scale))
+    return out[:, :, : blocks.rows], logsumexp[:, :, 0, : blocks.rows]
+
+
+def _backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    grad: jax.Array,
+    output: jax.Array,
+    logsumexp: jax.Array,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    of_query: bool,
+    of_keys: bool,
+) -> list[jax.Array]:
+    """The gradients that are asked for, that of value with that of key."""
+    blocks, factor = _blocks(query, key, value, is_causal), _scale(query, scale)
+    sizes = query.shape[3], value.shape[3]
+    bias = masks.prepared(bias, blocks)
+    rows, columns = blocks.padded_rows, blocks.padded_columns
+    delta = (output.astype(np.float32) * grad.astype(np.float32)).sum(axis=-1)
+    operands = (
+        _filled(query, rows),
+        _filled(key, columns),
+        _filled(value, columns),
+        _filled(grad, rows),
+        _filled(jnp.where(logsumexp == -jnp.inf, 0.0, logsumexp)[:, :, None], rows, axis=3),
+        _filled(delta[:, :, None], rows, axis=3),
+    )
+    made = []
+    if of_query:
+        with calling(query.dtype, _products(query, blocks, *sizes, sizes[0])):
+            own = flash_backward.of_query(operands, bias, blocks, factor)
+        made.append(own[:, :, : blocks.rows])
+    if of_keys:
+        with calling(query.dtype, _products(query, blocks, *sizes, *sizes)):
+            both = flash_backward.of_key_and_value(operands, bias, blocks, factor)
+        made += [x[:, :, : blocks.columns] for x in both]
+    return made
 
 
 def forward(
     query: jax.Array,
     key_: jax.Array,
     value: jax.Array,
-    attn_bias: None = None,
+    attn_bias: jax.Array | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
@@ -75,24 +124,12 @@ def forward(
     key: None = None,
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention`, for what `FLASH` takes."""
-    heads, keys = query.shape[1], key_.shape[2]
-    with calling(query.dtype, 2 * _product(query, key_, is_causal)):
-        out, total, top = kernels._flash_attention_impl(
-            query,
-            _repeated(key_, heads),
-            _repeated(value, heads),
-            None,  # bias
-            None,  # segment ids
-            True,  # with sums and maxima
-            is_causal,
-            _scale(query, scale),
-            1,  # batch a block
-            _block(query.shape[2]),
-            _block(keys),
-            _block(keys),
-            False,  # debug
-        )
-    logsumexp = jnp.log(total) + top
+    operands = (query, key_, value, attn_bias)
+    if divided.is_asked():
+        stand_in = divided.marked(operands)
+        return plain.attention(*stand_in, dropout_p, is_causal, scale=scale)
+    function = functools.partial(_forward, is_causal=is_causal, scale=scale)
+    out, logsumexp = divided.on_parts(function, operands, (4, 3))
     seed = jnp.zeros((), np.int64)
     return out, logsumexp, None, None, None, None, seed, seed, None
 
@@ -102,61 +139,34 @@ def backward(
     query: jax.Array,
     key_: jax.Array,
     value: jax.Array,
-    attn_bias: None,
+    attn_bias: jax.Array | None,
     grad_input_mask: list[bool],
     output: jax.Array,
     logsumexp: jax.Array,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: Any,
-    max_k: Any,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: jax.Array,
-    philox_offset: jax.Array,
-    *,
+    *rest: Any,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention_backward`, for what `FLASH` takes."""
-    heads = query.shape[1]
-    block_q, block_k = _block(query.shape[2]), _block(key_.shape[2])
-    product = _product(query, key_, is_causal)
-    wide_out, wide_grad = output.astype(np.float32), grad_out.astype(np.float32)
-    delta = (wide_out * wide_grad).sum(axis=-1)
-    operands = (
-        query,
-        _repeated(key_, heads),
-        _repeated(value, heads),
-        None,  # bias
-        None,  # segment ids
-        # The kernels divide exponentials of the scores less their maximum by the sum. With the
-        # logarithm of the sum in the maximum's place the sum is 1.
-        jnp.ones_like(logsumexp),
-        logsumexp,
-        grad_out,
-        delta,
+    operands = (query, key_, value, attn_bias, grad_out, output, logsumexp)
+    if divided.is_asked():
+        q, k, v, bias, grad, out, sums = divided.marked(operands)
+        return plain.attention_backward(
+            grad, q, k, v, bias, grad_input_mask, out, sums, *rest, scale=scale
+        )
+    of_query, of_keys = grad_input_mask[0], grad_input_mask[1] or grad_input_mask[2]
+    function = functools.partial(
+        _backward,
+        is_causal=rest[_IS_CAUSAL],
+        scale=scale,
+        of_query=of_query,
+        of_keys=of_keys,
     )
-    options: dict[str, Any] = {
-        "block_q_major": block_q,
-        "block_k_major": block_k,
-        "block_k": block_k,
-        "sm_scale": _scale(query, scale),
-        "causal": is_causal,
-        "mask_value": kernels.DEFAULT_MASK_VALUE,
-        "debug": False,
-    }
-    grads: list[Any] = [None, None, None, None]
-    if grad_input_mask[0]:
-        with calling(query.dtype, 3 * product):
-            grads[0], _ = kernels._flash_attention_bwd_dq(*operands, **options)
-    if grad_input_mask[1] or grad_input_mask[2]:
-        with calling(query.dtype, 4 * product):
-            grad_key, grad_value = kernels._flash_attention_bwd_dkv(
-                *operands, block_q=block_q, **options
-            )
-        grads[1] = _summed(grad_key, key_) if grad_input_mask[1] else None
-        grads[2] = _summed(grad_value, value) if grad_input_mask[2] else None
-    return tuple(grads)
+    made = divided.on_parts(function, operands, (4,) * (of_query + 2 * of_keys))
+    grads = [*([] if of_query else [None]), *made, *([] if of_keys else [None, None])]
+    masked = [grad if wanted else None for grad, wanted in zip(grads, grad_input_mask)]
+    if attn_bias is None or attn_bias.dtype == np.bool_:
+        return *masked, None
+    return *masked, jnp.zeros_like(attn_bias)
 
 
 def _four_dims(a: AttentionArguments, target: Target) -> bool:
@@ -165,21 +175,17 @@ def _four_dims(a: AttentionArguments, target: Target) -> bool:
 
 
 def _head_sizes(a: AttentionArguments, target: Target) -> bool:
-    return a.query[3] in _HEAD_SIZES and a.query[3] == a.key[3] == a.value[3]
+    return a.query[3] == a.key[3] and max(a.query[3], a.value[3]) <= _LARGEST_HEAD
 
 
 def _heads(a: AttentionArguments, target: Target) -> bool:
     return a.key[1] == a.value[1] and a.query[1] % a.key[1] == 0
 
 
-def _lengths(a: AttentionArguments, target: Target) -> bool:
-    smallest = _BLOCKS[-1]
-    return a.query[2] % smallest == 0 and a.key[2] % smallest == 0 and a.key[2] == a.value[2]
-
-
 FLASH = Implementation(
     "pallas",
-    "The flash attention kernels of JAX: memory grows with the lengths, not with their product.",
+    "Flash attention: memory grows with the lengths, not with their product. Queries that share "
+    "keys read them where they are; lengths are filled up to whole blocks.",
     platforms=("tpu",),
     dtypes=("bfloat16", "float32"),
     rules=(
@@ -188,18 +194,32 @@ FLASH = Implementation(
             "them 0, and the same batch.",
             _four_dims,
         ),
-        Rule("The head size is 64 or 128, the same for query, key and value.", _head_sizes),
+        Rule(
+            f"Query and key have the same head size, and none is above {_LARGEST_HEAD}.",
+            _head_sizes,
+        ),
         Rule("The heads of the query are a multiple of those of key and value.", _heads),
-        Rule("The lengths of query and key are multiples of 128.", _lengths),
-        Rule("There is no mask but `is_causal`.", lambda a, target: not a.has_bias),
-        Rule("There is no dropout.", lambda a, target: a.dropout == 0),
+        Rule(
+            "Key and value have the same length.",
+            lambda a, target: a.key[2] == a.value[2],
+        ),
+        Rule(
+            "No gradient of the mask is asked for: it is as large as the scores.",
+            lambda a, target: not a.bias_gradient,
+        ),
+        Rule(
+            "There is no dropout: its random numbers, which forward and backward share, are not "
+            "drawn in kernels.",
+            lambda a, target: a.dropout == 0,
+        ),
         Rule(
             "The scale is a number, not a tensor.",
             lambda a, target: a.scale is None or isinstance(a.scale, (int, float)),
         ),
         Rule(
-            "The program is for one device: XLA divides no kernel among several.",
-            lambda a, target: target.devices == 1,
+            "The program is for one device, or divided by `tpu_compile.aot`: batches and heads "
+            "then stay divided as they come, and lengths are gathered.",
+            lambda a, target: target.devices == 1 or target.division is not None,
         ),
         Rule(
             "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",

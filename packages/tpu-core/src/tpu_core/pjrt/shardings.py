@@ -1,0 +1,58 @@
+"""What Shardy makes of a program's annotations, through jaxlib's private API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib.mlir.dialects import sdy
+
+# Functions are inlined so that an op has one place, and its name all scopes.
+_PIPELINE = "builtin.module(inline,sdy-propagation-pipeline)"
+
+
+def propagated(lowered: Any, op_name: str) -> list[tuple[str, list[list[tuple[str, ...]]]]]:
+    """How the results of some ops are divided, where XLA decides as Shardy does.
+
+    Args:
+        lowered: From ``jax.jit(...).trace(...).lower(...)``; is not changed.
+        op_name: Of the ops, ``"stablehlo.optimization_barrier"``.
+
+    Returns:
+        Of each op with that name its location, which has the names of its scopes, and for each
+        result the axes that divide each dimension.
+    """
+    bytecode = mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
+    with mlir.make_ir_context():
+        module = ir.Module.parse(bytecode)
+        passmanager.PassManager.parse(_PIPELINE).run(module.operation)
+        return [
+            (str(op.location), [_axes(op, i) for i in range(len(op.results))])
+            for op in _walk(module.operation)
+            if op.name == op_name
+        ]
+
+
+def _walk(op: Any) -> Iterator[Any]:
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _walk(inner.operation)
+
+
+def _axes(op: Any, result: int) -> list[tuple[str, ...]]:
+    rank = ir.RankedTensorType(op.results[result].type).rank
+    if "sdy.sharding" not in op.attributes:
+        return [()] * rank
+    sharding = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"]).shardings[result]
+    dimensions = sdy.TensorShardingAttr(sharding).dimension_shardings
+    return [_names(sdy.DimensionShardingAttr(d).axes) for d in dimensions]
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    """Whole axes; a part of one is left out, and what it divides is gathered."""
+    refs = [sdy.AxisRefAttr(a) for a in axes]
+    return tuple(a.name for a in refs if a.sub_axis_info is None)

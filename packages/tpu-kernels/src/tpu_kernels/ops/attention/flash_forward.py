@@ -1,0 +1,146 @@
+"""The kernel of attention's forward pass (FlashAttention-2, algorithm 1).
+
+A program of the grid has a block of queries and meets one block of keys after the other. Maxima and
+sums of its rows stand in all lanes of their scratch memory, so that they meet a block of scores
+without a broadcast.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from tpu_kernels.ops.attention import masks
+from tpu_kernels.ops.attention.blocks import LANES, Blocks
+
+FLOAT32 = np.dtype(np.float32)
+QUERY_KEY = (((1,), (1,)), ((), ()))  # [L, E] x [S, E] -> [L, S]
+
+
+def lanes(x: jax.Array, count: int) -> jax.Array:
+    """``count`` lanes of a value that is the same in all of its `LANES`."""
+    return jnp.tile(x, (1, -(-count // LANES)))[:, :count]
+
+
+def _kernel(
+    query_ref: Any,
+    key_ref: Any,
+    value_ref: Any,
+    bias_ref: Any,
+    out_ref: Any,
+    logsumexp_ref: Any,
+    top_ref: Any,
+    total_ref: Any,
+    sum_ref: Any,
+    *,
+    blocks: Blocks,
+    scale: float,
+) -> None:
+    i, j = pl.program_id(2), pl.program_id(3)
+
+    @pl.when(j == 0)
+    def _start() -> None:
+        top_ref[...] = jnp.full_like(top_ref, -jnp.inf)
+        total_ref[...] = jnp.zeros_like(total_ref)
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+
+    @pl.when(blocks.runs(i, j))
+    def _block() -> None:
+        scores = lax.dot_general(
+            query_ref[...], key_ref[...], QUERY_KEY, preferred_element_type=np.float32
+        )
+        scores = scores * scale
+        if bias_ref is not None:
+            scores = masks.applied(scores, bias_ref[...])
+        scores = blocks.masked(scores, i, j)
+        top = jnp.maximum(top_ref[...], jnp.max(scores, axis=1, keepdims=True))
+        # Of a row without a score that counts, exponentials of zero less infinity: all are 0.
+        finite = jnp.where(top == -jnp.inf, 0.0, top)
+        shares = jnp.exp(scores - lanes(finite, blocks.block_columns))
+        rest = jnp.exp(top_ref[...] - finite)
+        top_ref[...] = top
+        total_ref[...] = total_ref[...] * rest + jnp.sum(shares, axis=1, keepdims=True)
+        value = value_ref[...]
+        product = lax.dot(shares.astype(value.dtype), value, preferred_element_type=np.float32)
+        sum_ref[...] = sum_ref[...] * lanes(rest, product.shape[1]) + product
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _end() -> None:
+        total, top = total_ref[...], top_ref[...]
+        divisor = jnp.where(total == 0, 1.0, total)
+        out_ref[...] = (sum_ref[...] / lanes(divisor, sum_ref.shape[1])).astype(out_ref.dtype)
+        logsumexp = jnp.log(total) + jnp.where(top == -jnp.inf, 0.0, top)
+        logsumexp_ref[...] = logsumexp.T[:1, :]
+
+
+def forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    blocks: Blocks,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention of arrays that are filled up to blocks.
+
+    Args:
+        query: ``(batch, heads, blocks.padded_rows, head size)``.
+        key: ``(batch, key heads, blocks.padded_columns, head size)``, with as many queries' heads a
+            head of the keys.
+        value: As ``key``, of any head size.
+        bias: See `tpu_kernels.ops.attention.masks.prepared`.
+        blocks: Of the scores.
+        scale: Of the scores.
+
+    Returns:
+        The result, and the logarithms of the rows' sums of exponentials, ``(batch, heads, 1,
+        blocks.padded_rows)`` in float32.
+    """
+    batch, heads, _, size = query.shape
+    group, value_size = heads // key.shape[1], value.shape[3]
+    rows, columns = blocks.block_rows, blocks.block_columns
+
+    def of_keys(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return b, lax.div(h, group), blocks.column_block(i, j), 0
+
+    def of_bias(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return b, h, i, blocks.column_block(i, j)
+
+    def of_rows(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return b, h, i, 0
+
+    made: tuple[jax.Array, jax.Array] = pl.pallas_call(
+        functools.partial(_kernel, blocks=blocks, scale=scale),
+        grid=(batch, heads, blocks.row_blocks, blocks.seen_column_blocks),
+        in_specs=[
+            pl.BlockSpec((None, None, rows, size), of_rows),
+            pl.BlockSpec((None, None, columns, size), of_keys),
+            pl.BlockSpec((None, None, columns, value_size), of_keys),
+            masks.spec(bias, blocks, of_bias),
+        ],
+        out_specs=[
+            pl.BlockSpec((None, None, rows, value_size), of_rows),
+            pl.BlockSpec((None, None, 1, rows), lambda b, h, i, j: (b, h, 0, i)),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((*query.shape[:3], value_size), query.dtype),
+            jax.ShapeDtypeStruct((batch, heads, 1, blocks.padded_rows), np.float32),
+        ],
+        scratch_shapes=[
+            pltpu.VMEM((rows, LANES), FLOAT32),
+            pltpu.VMEM((rows, LANES), FLOAT32),
+            pltpu.VMEM((rows, value_size), FLOAT32),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
+        ),
+        name="attention",
+    )(query, key, value, bias)
+    return made

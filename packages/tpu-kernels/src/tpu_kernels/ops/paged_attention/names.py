@@ -1,0 +1,3 @@
+"""The overload of paged attention."""
+
+OVERLOAD = "tpu_kernels.paged_attention.default"

@@ -1,0 +1,94 @@
+"""Paged attention by JAX's kernel, which reads the pages where they are.
+
+The kernel is `jax.experimental.pallas.ops.tpu.paged_attention`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as kernel
+
+from tpu_core.lowering.implementations import Target
+from tpu_kernels.ops.mosaic import calling
+from tpu_kernels.ops.paged_attention.arguments import PagedArguments
+from tpu_kernels.ops.paged_attention.names import OVERLOAD
+from tpu_kernels.ops.registry import Implementation, Rule
+
+# Keys that are fetched at a time: pages are small.
+_KEYS = 512
+_LARGEST_PAGE = 1024
+# Indices of pages in the megabyte of scalar memory, which has some more to hold.
+_INDICES = 3 * 2**16
+
+
+def _pages_at_a_time(places: int, page: int) -> int:
+    """As many pages as divide a sequence's evenly and have no more than `_KEYS` keys."""
+    return max(n for n in range(1, places + 1) if places % n == 0 and (n == 1 or n * page <= _KEYS))
+
+
+def paged_attention(
+    query: jax.Array,
+    key_pages: jax.Array,
+    value_pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    scale: float,
+    softcap: float,
+) -> jax.Array:
+    """As `tpu_kernels.ops.paged_attention.plain.paged_attention`, for what `PALLAS` takes."""
+    sequences, heads, size = query.shape
+    places, page = page_indices.shape[1], key_pages.shape[2]
+    # The kernel fetches whole blocks of pages, and at least one of a sequence: those behind its end
+    # are its first, which are numbers, as what is behind the end is multiplied by 0.
+    is_used = np.arange(places) * page < lengths[:, None]
+    page_indices = jnp.where(is_used, page_indices, page_indices[:, :1])
+    page_indices = jnp.clip(page_indices, 0, key_pages.shape[1] - 1).astype(np.int32)
+    scaled = query.astype(np.float32) * np.float32(scale)
+    with calling(query.dtype, 4 * sequences * heads * size * places * page):
+        out = kernel(
+            scaled,
+            key_pages,
+            value_pages,
+            jnp.maximum(lengths, 1).astype(np.int32),
+            page_indices,
+            attn_logits_soft_cap=softcap or None,
+            pages_per_compute_block=_pages_at_a_time(places, page),
+        )
+    return jnp.where(lengths[:, None, None] > 0, out, 0).astype(query.dtype)
+
+
+def _sizes(a: PagedArguments, target: Target) -> bool:
+    return 0 not in (*a.query, *a.pages, *a.places)
+
+
+PALLAS = Implementation(
+    "pallas",
+    "The kernel of JAX: reads the pages where they are, up to each sequence's length.",
+    platforms=("tpu",),
+    dtypes=("bfloat16",),
+    rules=(
+        Rule("No dimension is 0.", _sizes),
+        Rule(
+            "The head size is a multiple of 128, 512 at most.",
+            lambda a, target: a.query[2] % 128 == 0 and a.query[2] <= 512,
+        ),
+        Rule(
+            f"A page has a multiple of 8 keys, {_LARGEST_PAGE:,} at most.",
+            lambda a, target: a.pages[2] % 8 == 0 and a.pages[2] <= _LARGEST_PAGE,
+        ),
+        Rule(
+            f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
+            lambda a, target: a.places[0] * a.places[1] <= _INDICES,
+        ),
+        Rule("The program is for one device.", lambda a, target: target.devices == 1),
+        Rule(
+            "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
+            lambda a, target: target.kind not in ("TPU v2", "TPU v3"),
+        ),
+    ),
+    functions=MappingProxyType({OVERLOAD: paged_attention}),
+)

@@ -1,0 +1,3 @@
+"""The overload of ragged paged attention."""
+
+OVERLOAD = "tpu_kernels.ragged_paged_attention.default"

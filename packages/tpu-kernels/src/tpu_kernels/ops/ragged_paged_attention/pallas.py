@@ -1,0 +1,101 @@
+"""Ragged paged attention by JAX's kernel, which reads the pages where they are.
+
+The kernel is `jax.experimental.pallas.ops.tpu.ragged_paged_attention`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
+    ragged_paged_attention as kernel,
+)
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from tpu_core.lowering.implementations import Target, target
+from tpu_kernels.ops.mosaic import calling
+from tpu_kernels.ops.ragged_paged_attention.arguments import RaggedArguments
+from tpu_kernels.ops.ragged_paged_attention.names import OVERLOAD
+from tpu_kernels.ops.registry import Implementation, Rule
+
+# Of a block: what fits into 16 MiB of vector memory, beside the results.
+_KEYS = 256
+_ROWS = 2048  # queries times heads
+_QUERIES = 32
+_LARGEST_PAGE = _KEYS
+_INDICES = 3 * 2**16
+
+
+def ragged_paged_attention(
+    query: jax.Array,
+    pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    starts: jax.Array,
+    count: jax.Array,
+    scale: float,
+    softcap: float,
+    window: int,
+) -> jax.Array:
+    """As `ops.ragged_paged_attention.plain.ragged_paged_attention`, for what `PALLAS` takes."""
+    tokens, heads, size = query.shape
+    page, places = pages.shape[1], page_indices.shape[1]
+    # The kernel asks jax which chip it is for.
+    chip = AbstractDevice(device_kind=target().kind or "", num_cores=1, platform="tpu")
+    mesh = AbstractMesh((1,), ("chip",), abstract_device=chip)
+    products = 4 * tokens * heads * size * places * page
+    with jax.sharding.use_abstract_mesh(mesh), calling(query.dtype, products):
+        out = kernel(
+            query,
+            pages,
+            lengths.astype(np.int32),
+            jnp.clip(page_indices, 0, len(pages) - 1).astype(np.int32),
+            starts.astype(np.int32),
+            count.astype(np.int32),
+            sm_scale=scale,
+            sliding_window=window or None,
+            soft_cap=softcap or None,
+            num_kv_pages_per_block=min(max(_KEYS // page, 1), places),
+            num_queries_per_block=max(1, min(_QUERIES, _ROWS // heads)),
+        )
+    is_token = jnp.arange(tokens) < starts[count[0]]
+    return jnp.where(is_token[:, None, None], out, 0)
+
+
+def _key_heads(a: RaggedArguments, target: Target) -> bool:
+    heads = a.pages[2] // 2
+    return heads in (1, 2, 4) or heads % 8 == 0
+
+
+PALLAS = Implementation(
+    "pallas",
+    "The kernel of JAX: reads the pages where they are, up to each sequence's length.",
+    platforms=("tpu",),
+    dtypes=("bfloat16",),
+    rules=(
+        Rule(
+            "The program is for a TPU: Pallas' interpreter does not run this kernel.",
+            lambda a, target: target.platform == "tpu",
+        ),
+        Rule(
+            "The generation of the chip is known, and is v4 or later.",
+            lambda a, target: target.kind not in (None, "TPU v2", "TPU v3"),
+        ),
+        Rule("The program is for one device.", lambda a, target: target.devices == 1),
+        Rule("No dimension is 0.", lambda a, target: 0 not in (*a.query, *a.pages, *a.places)),
+        Rule("The head size is 128.", lambda a, target: a.query[2] == 128),
+        Rule("There are 1, 2 or 4 key heads, or a multiple of 8.", _key_heads),
+        Rule(
+            f"A page has a multiple of 8 keys, {_LARGEST_PAGE} at most.",
+            lambda a, target: a.pages[1] % 8 == 0 and a.pages[1] <= _LARGEST_PAGE,
+        ),
+        Rule(
+            f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
+            lambda a, target: a.places[0] * a.places[1] <= _INDICES,
+        ),
+    ),
+    functions=MappingProxyType({OVERLOAD: ragged_paged_attention}),
+)
