@@ -200,3 +200,10 @@ def test_the_command_says_what_it_wants(
     result = tpu(*(a.format(script=files["script"]) for a in arguments))
     assert result.exit_code == 2
     assert told in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_v4_is_planned_by_its_cores() -> None:
+    with torch.device("meta"):
+        model, x = nn.Linear(128, 128, bias=False), torch.empty(16, 128)
+    plan = tpu_compile.aot(model, (x,), topology="v4:2x2x1")
+    assert plan.devices == 8 and plan.fits

@@ -94,8 +94,9 @@ def _options(devices: Any, shape: tuple[int, ...]) -> Any:
     try:
         # Axes that communicate much lie along the links.
         assigned = mesh_utils.create_device_mesh(shape, devices).reshape(1, -1)
-    except (NotImplementedError, ValueError):
-        assigned = np.array(devices).reshape(1, -1)  # an axis that fits no product of dimensions
+    except (NotImplementedError, ValueError, AssertionError):
+        # An axis that fits no product of dimensions, or v4 by cores, which jax knows by chips.
+        assigned = np.array(devices).reshape(1, -1)
     ids = np.vectorize(lambda device: device.id, otypes=[np.int64])(assigned)
     options.num_replicas, options.num_partitions = 1, count
     build = options.executable_build_options
