@@ -65,3 +65,42 @@ def test_a_plan_counts_what_is_in_the_kernels() -> None:
     weights = 4 * (HEADS * SIZE) ** 2
     assert flash.cost.product_flops == 3 * 2 * 4096 * weights + 9 * product
     assert not any("kernel(" in name for name, _ in flash.cost.idle)
+
+
+EXPERTS, ROWS = 16, 4096
+
+
+class Experts(nn.Module):
+    """Two layers with weights for each group of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(EXPERTS, 2048, 1024))
+        self.down = nn.Parameter(torch.empty(EXPERTS, 1024, 2048))
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        hidden = F.silu(F.grouped_mm(x, self.up.mT, offs=ends))
+        return F.grouped_mm(hidden, self.down.mT, offs=ends)
+
+
+def test_each_row_of_experts_is_multiplied_once() -> None:
+    with torch.device("meta"):
+        model, x = Experts().bfloat16(), torch.empty(ROWS, 1024, dtype=torch.bfloat16)
+        ends = torch.empty(EXPERTS, dtype=torch.int32)
+
+    def products(**chosen: str) -> float:
+        with tpu_kernels.using(**chosen):
+            made = tpu_compile.aot(
+                model,
+                (x, ends),
+                topology="v5e:1x1",
+                loss=lambda model, x, ends: model(x, ends).float().square().mean(),
+            )
+        assert made.cost is not None
+        return made.cost.product_flops
+
+    each = 2 * ROWS * 1024 * 2048
+    # Forward, and the gradients of weights and of what is between the layers; `x` needs none.
+    assert products() == 5 * each
+    # Without the kernel the gradients of weights multiply all rows for each expert.
+    assert products(grouped_mm="plain") == (3 + 2 * EXPERTS) * each

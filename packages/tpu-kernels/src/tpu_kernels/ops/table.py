@@ -7,9 +7,12 @@ from types import MappingProxyType
 
 from tpu_core.device import settings
 from tpu_kernels.ops.attention.api import KERNEL as ATTENTION
+from tpu_kernels.ops.grouped_mm.api import KERNEL as GROUPED_MM
 from tpu_kernels.ops.registry import Op
 
-KERNELS: MappingProxyType[str, Op] = MappingProxyType({op.name: op for op in (ATTENTION,)})
+KERNELS: MappingProxyType[str, Op] = MappingProxyType(
+    {op.name: op for op in (ATTENTION, GROUPED_MM)}
+)
 
 
 def using(**implementations: str) -> AbstractContextManager[None]:
