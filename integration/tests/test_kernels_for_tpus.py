@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import torch
 import torch.nn as nn
@@ -104,3 +105,41 @@ def test_each_row_of_experts_is_multiplied_once() -> None:
     assert products() == 5 * each
     # Without the kernel the gradients of weights multiply all rows for each expert.
     assert products(grouped_mm="plain") == (3 + 2 * EXPERTS) * each
+
+
+class Quantized(nn.Module):
+    """Layers with weights of 8 bits, by 8-bit integers, 8-bit floats, and activations of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, dtype in (("by_int8", torch.int8), ("by_float8", torch.float8_e4m3fn)):
+            self.register_buffer(name, torch.empty(4096, 2048, dtype=dtype))
+        self.register_buffer("by_bfloat16", torch.empty(4096, 2048, dtype=torch.int8))
+        self.register_buffer("scale", torch.empty(4096, dtype=torch.bfloat16))
+
+    def forward(
+        self, whole: torch.Tensor, low: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        one = torch.ones((), device=x.device)
+        return (
+            torch._int_mm(whole, self.by_int8.t()),
+            torch._scaled_mm(low, self.by_float8.t(), one, one, out_dtype=torch.bfloat16),
+            torch._weight_int8pack_mm(x, self.by_bfloat16, self.scale),
+        )
+
+
+def test_quantized_weights_are_read_as_they_are() -> None:
+    with torch.device("meta"):
+        model = Quantized()
+        given = (
+            torch.empty(1024, 2048, dtype=torch.int8),
+            torch.empty(1024, 2048, dtype=torch.float8_e4m3fn),
+            torch.empty(16, 2048, dtype=torch.bfloat16),
+        )
+    made = tpu_compile.aot(model, given, topology="v5e:1x1")
+    types = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", made.hlo))
+    products = re.findall(r"= (\w+)\[\S* convolution\(%([\w.\-]+), %([\w.\-]+)\)", made.hlo)
+    assert ("s32", "s8", "s8") in {(out, types[a], types[b]) for out, a, b in products}
+    assert made.cost is not None
+    least = 3 * 4096 * 2048 + 2 * 1024 * 2048 + 1024 * 4096 * (4 + 2)
+    assert made.cost.hbm_bytes <= 1.02 * least

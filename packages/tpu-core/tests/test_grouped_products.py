@@ -40,6 +40,8 @@ def test_without_offsets_and_with_lengths_that_differ() -> None:
     torch.testing.assert_close(
         F.grouped_mm(a.to("tpu"), b.to("tpu")).cpu(), F.grouped_mm(a, b), rtol=1e-5, atol=1e-5
     )
+    named = F.grouped_mm(a.to("tpu"), b.to("tpu"), out_dtype=torch.float32)
+    assert named.dtype == torch.float32
     a, b, offs = torch.randn(8, 16), torch.randn(12, 8), torch.tensor([4, 9], dtype=torch.int32)
     got = F.grouped_mm(a.to("tpu"), b.to("tpu"), offs=offs.to("tpu"))
     torch.testing.assert_close(got.cpu(), F.grouped_mm(a, b, offs=offs), rtol=1e-5, atol=1e-5)

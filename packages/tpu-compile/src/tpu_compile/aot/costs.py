@@ -234,6 +234,9 @@ def _traffic(module: Module, instruction: Instruction) -> tuple[float, float]:
         return 0.0, 0.0
     table = module.tables[module.home[instruction.name]]
     operands = [table[o].shapes for o in instruction.operands if o in table]
+    if instruction.opcode == "slice-start":
+        source, part = instruction.shapes[:2]
+        return _both([_in_space(part, source.space), part])
     if instruction.opcode.endswith("-start"):
         # The result repeats the operand.
         return _both([s for s in instruction.shapes if s.dtype != "u32" or s.dims])

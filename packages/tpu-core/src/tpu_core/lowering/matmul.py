@@ -210,9 +210,30 @@ def scaled_mm(
     """One scale a tensor, or one a row of ``a`` and a column of ``b``."""
     y = contract(_widen_float8(a), _widen_float8(b), _MM)
     for scale in (scale_a, scale_b):
-        y = y * cast(scale if scale.ndim == 2 else scale.reshape(()), y.dtype)
+        y = y * cast(scale if scale.size > 1 else scale.reshape(()), y.dtype)
     if bias is not None:
         y = y + cast(bias, y.dtype)
     if scale_result is not None and np.dtype(out[0].dtype).itemsize == 1:
-        y = y * cast(scale_result.reshape(()), y.dtype)
+        y = y * (1 / cast(scale_result.reshape(()), y.dtype))
     return y
+
+
+@lowering("aten._scaled_mm_v2.default")
+def scaled_mm_v2(
+    a: jax.Array,
+    b: jax.Array,
+    scale_a: Sequence[jax.Array],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[jax.Array],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: jax.Array | None,
+    out_dtype: torch.dtype | None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
+    out: Any,
+) -> jax.Array:
+    """What `torch.nn.functional.scaled_mm` calls; recipes are those of `scaled_mm`."""
+    return scaled_mm(a, b, scale_a[0], scale_b[0], bias, out=out)

@@ -16,7 +16,7 @@ def grouped_mm(
     b: torch.Tensor,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | int | None = None,
 ) -> torch.Tensor:
     """What ``aten::_grouped_mm`` returns, without values.
 
@@ -50,9 +50,9 @@ def grouped_mm(
         torch._check(offs.dim() == 1, lambda: "offs has to be 1D")
         torch._check(offs.dtype == torch.int32, lambda: "Offsets have to be int32")
     torch._check(bias is None, lambda: "Bias not supported yet")
-    torch._check(
-        out_dtype in (None, a.dtype), lambda: "Grouped gemm output dtype must match `mat_a` dtype"
-    )
+    # The recorder has a dtype as its number, which the op takes as well.
+    dtype = torch.ops.aten.new_empty.default(a, [0], dtype=out_dtype).dtype
+    torch._check(dtype == a.dtype, lambda: "Grouped gemm output dtype must match `mat_a` dtype")
     torch._check(
         a.dtype == b.dtype,
         lambda: f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}",

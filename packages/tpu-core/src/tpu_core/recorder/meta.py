@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from tpu_core import _C
 from tpu_core.recorder.complaints import Twins, complain, suspicious
 from tpu_core.recorder.grouped import grouped_mm
+from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
 from tpu_core.recorder.variants import overload_name
 
 # Overloads without a meta function whose outputs are those of another overload.
@@ -302,6 +303,8 @@ _SPECIAL = {
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
     "aten._grouped_mm.default": grouped_mm,
+    "aten._scaled_mm.default": scaled_mm,
+    "aten._scaled_mm_v2.default": scaled_mm_v2,
     "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "tpu.arange_.default": lambda self, start, step: self,
     "tpu.recompute.default": _like(0),

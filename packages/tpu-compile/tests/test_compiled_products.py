@@ -1,4 +1,4 @@
-"""Compiled grouped products: in every dtype that the device takes, with any number of rows."""
+"""Compiled grouped and quantized products, in every dtype that the device takes."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ def test_fake_tensors_of_other_devices_are_pytorchs() -> None:
         F.grouped_mm(
             torch.empty(8, 16), torch.empty(2, 16, 8), offs=torch.empty(2, dtype=torch.int32)
         )
+
+
+def test_quantized_products() -> None:
+    def layers(
+        x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, whole: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        low, one = x.to(torch.float8_e4m3fn), torch.ones((), device=x.device)
+        return (
+            torch._weight_int8pack_mm(x, w, scale),
+            torch._int_mm(whole, w.t()),
+            torch._scaled_mm(low, low.t(), one, one, out_dtype=torch.bfloat16),
+        )
+
+    inputs = (
+        torch.randn(8, 32, dtype=torch.bfloat16),
+        torch.randint(-128, 128, (16, 32), dtype=torch.int8),
+        torch.rand(16, dtype=torch.bfloat16),
+        torch.randint(-128, 128, (8, 32), dtype=torch.int8),
+    )
+    compiled = torch.compile(layers, fullgraph=True)
+    got = compiled(*(t.to("tpu") for t in inputs))
+    for result, expected in zip(got, layers(*inputs)):
+        torch.testing.assert_close(result.cpu(), expected)
