@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
+from tpu_core.device import sparse
+from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder.complaints import Twins, complain, suspicious
 from tpu_core.recorder.grouped import grouped_mm
 from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
@@ -263,6 +265,17 @@ def _batch_norm_backward_reduce(
     return *sums, *gradients
 
 
+def _embedding_bag_backward(*args: Any) -> Any:
+    if args[9]:
+        raise UnsupportedOpError(
+            "The gradient of torch.nn.EmbeddingBag(sparse=True) is a sparse tensor, and device "
+            "'tpu' has none.",
+            line=_C.user_line() or None,
+            remedy=sparse.REMEDY,
+        )
+    return torch.ops.aten._embedding_bag_backward.default(*args)
+
+
 def _weight_norm_backward(grad: Any, v: Any, g: Any, *_: Any) -> Any:
     return torch.empty_like(v), torch.empty_like(g)
 
@@ -302,6 +315,7 @@ _SPECIAL = {
     "aten._standard_gamma_grad.default": _like(0),
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
+    "aten._embedding_bag_backward.default": _embedding_bag_backward,
     "aten._grouped_mm.default": grouped_mm,
     "aten._scaled_mm.default": scaled_mm,
     "aten._scaled_mm_v2.default": scaled_mm_v2,
