@@ -12,6 +12,7 @@ import torch
 from jax import lax
 
 from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.lowering.implementations import target
 from tpu_core.lowering.kernel_costs import scope_name
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.precision import precision_of
@@ -68,10 +69,15 @@ def _is_large(multiplications: int, groups: int) -> bool:
 
 def _rows(x: jax.Array, w: jax.Array, sizes: jax.Array, as_it_lies: bool) -> jax.Array:
     """``[rows, k] @ [groups, k, n]``; ``w`` may be the transpose of what lies in memory."""
-    branches: dict[str, Callable[..., jax.Array]] = {"tpu": _native_rows}
-    if _is_large(x.shape[0] * w.shape[1] * w.shape[2], w.shape[0]):
-        branches["cpu"] = lambda x, w, sizes: _rows_by_blocks(x, w, sizes, as_it_lies)
-    return lax.platform_dependent(x, w, sizes, default=_ragged_rows, **branches)
+    if target().platform == "tpu":
+        return _native_rows(x, w, sizes)
+    if not _is_large(x.shape[0] * w.shape[1] * w.shape[2], w.shape[0]):
+        return _ragged_rows(x, w, sizes)
+
+    def by_blocks(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        return _rows_by_blocks(x, w, sizes, as_it_lies)
+
+    return lax.platform_dependent(x, w, sizes, cpu=by_blocks, default=_ragged_rows)
 
 
 def _ragged_rows(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -119,10 +125,9 @@ def _rows_by_blocks(x: jax.Array, w: jax.Array, sizes: jax.Array, as_it_lies: bo
 
 def _columns(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
     """``[k, rows] @ [rows, n]``, a matrix for each group of the contracted dim."""
-    branches: dict[str, Callable[..., jax.Array]] = {}
-    if _is_large(a.shape[0] * b.shape[0] * b.shape[1], sizes.shape[0]):
-        branches["cpu"] = _columns_by_blocks
-    return lax.platform_dependent(a, b, sizes, default=_ragged_columns, **branches)
+    if not _is_large(a.shape[0] * b.shape[0] * b.shape[1], sizes.shape[0]):
+        return _ragged_columns(a, b, sizes)
+    return lax.platform_dependent(a, b, sizes, cpu=_columns_by_blocks, default=_ragged_columns)
 
 
 def _ragged_columns(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
