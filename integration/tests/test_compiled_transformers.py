@@ -45,6 +45,15 @@ def llama() -> tuple[transformers.LlamaForCausalLM, dict[str, torch.Tensor]]:
     return transformers.LlamaForCausalLM(config), {"input_ids": x, "labels": x}
 
 
+def mixtral() -> tuple[transformers.MixtralForCausalLM, dict[str, torch.Tensor]]:
+    """Its experts are grouped products."""
+    config = transformers.MixtralConfig(
+        **ONE_LAYER, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64
+    )
+    x = tokens()
+    return transformers.MixtralForCausalLM(config), {"input_ids": x, "labels": x}
+
+
 def t5() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     sizes = {"vocab_size": 60, "d_model": 32, "d_kv": 16, "d_ff": 64}
     config = transformers.T5Config(
@@ -70,7 +79,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("make", [bert, gpt2, llama, t5, vit])
+@pytest.mark.parametrize("make", [bert, gpt2, llama, mixtral, t5, vit])
 def test_inference_and_training_as_on_the_cpu(
     make: Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+import re
 
 import pytest
 import torch
@@ -128,3 +129,78 @@ def test_attention_over_pages_has_kernels(topology: str) -> None:
     arguments = (query, pages, keys, lengths, places, starts)
     made = tpu_compile.aot(Decoding(), arguments, topology=topology)
     assert made.hlo.count('custom_call_target="tpu_custom_call"') == 2
+EXPERTS, ROWS = 16, 4096
+
+
+class Experts(nn.Module):
+    """Two layers with weights for each group of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(EXPERTS, 2048, 1024))
+        self.down = nn.Parameter(torch.empty(EXPERTS, 1024, 2048))
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        hidden = F.silu(F.grouped_mm(x, self.up.mT, offs=ends))
+        return F.grouped_mm(hidden, self.down.mT, offs=ends)
+
+
+def test_each_row_of_experts_is_multiplied_once() -> None:
+    with torch.device("meta"):
+        model, x = Experts().bfloat16(), torch.empty(ROWS, 1024, dtype=torch.bfloat16)
+        ends = torch.empty(EXPERTS, dtype=torch.int32)
+
+    def products(**chosen: str) -> float:
+        with tpu_kernels.using(**chosen):
+            made = tpu_compile.aot(
+                model,
+                (x, ends),
+                topology="v5e:1x1",
+                loss=lambda model, x, ends: model(x, ends).float().square().mean(),
+            )
+        assert made.cost is not None
+        return made.cost.product_flops
+
+    each = 2 * ROWS * 1024 * 2048
+    # Forward, and the gradients of weights and of what is between the layers; `x` needs none.
+    assert products() == 5 * each
+    # Without the kernel the gradients of weights multiply all rows for each expert.
+    assert products(grouped_mm="plain") == (3 + 2 * EXPERTS) * each
+
+
+class Quantized(nn.Module):
+    """Layers with weights of 8 bits, by 8-bit integers, 8-bit floats, and activations of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, dtype in (("by_int8", torch.int8), ("by_float8", torch.float8_e4m3fn)):
+            self.register_buffer(name, torch.empty(4096, 2048, dtype=dtype))
+        self.register_buffer("by_bfloat16", torch.empty(4096, 2048, dtype=torch.int8))
+        self.register_buffer("scale", torch.empty(4096, dtype=torch.bfloat16))
+
+    def forward(
+        self, whole: torch.Tensor, low: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        one = torch.ones((), device=x.device)
+        return (
+            torch._int_mm(whole, self.by_int8.t()),
+            torch._scaled_mm(low, self.by_float8.t(), one, one, out_dtype=torch.bfloat16),
+            torch._weight_int8pack_mm(x, self.by_bfloat16, self.scale),
+        )
+
+
+def test_quantized_weights_are_read_as_they_are() -> None:
+    with torch.device("meta"):
+        model = Quantized()
+        given = (
+            torch.empty(1024, 2048, dtype=torch.int8),
+            torch.empty(1024, 2048, dtype=torch.float8_e4m3fn),
+            torch.empty(16, 2048, dtype=torch.bfloat16),
+        )
+    made = tpu_compile.aot(model, given, topology="v5e:1x1")
+    types = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", made.hlo))
+    products = re.findall(r"= (\w+)\[\S* convolution\(%([\w.\-]+), %([\w.\-]+)\)", made.hlo)
+    assert ("s32", "s8", "s8") in {(out, types[a], types[b]) for out, a, b in products}
+    assert made.cost is not None
+    least = 3 * 4096 * 2048 + 2 * 1024 * 2048 + 1024 * 4096 * (4 + 2)
+    assert made.cost.hbm_bytes <= 1.02 * least

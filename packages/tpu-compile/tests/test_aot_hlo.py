@@ -93,6 +93,9 @@ def test_a_kernel_tells_what_its_products_cost() -> None:
     text = (
         "ENTRY %main (q: f32[8,128]) -> f32[8,128] {\n"
         "  %q = f32[8,128]{1,0} parameter(0)\n"
+        # What else XLA calls within the scope is no kernel.
+        '  %i = s32[8]{0} custom-call(%q), custom_call_target="AssumeGatherIndicesInBound", '
+        f'metadata={{op_name="jit(main)/{scope_name(1000, 6)}/gather"}}\n'
         '  ROOT %k = f32[8,128]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", '
         f'metadata={{op_name="jit(main)/blocks.0/attention/{scope_name(1000, 6)}/pallas_call"}}'
         "\n}\n"
@@ -100,4 +103,15 @@ def test_a_kernel_tells_what_its_products_cost() -> None:
     module = parse(text)
     cost = analyse(module, {})
     assert (cost.product_flops, cost.mxu_flops, cost.float32_share) == (1000, 6000, 1)
-    assert [i.module for i in module.computations["main"]][1] == "blocks.0"
+    assert [i.module for i in module.computations["main"]][-1] == "blocks.0"
+
+
+def test_a_slice_moves_no_more_than_itself() -> None:
+    text = (
+        "ENTRY %main (x: s8[4096,128]) -> s8[1024,128] {\n"
+        "  %x = s8[4096,128]{1,0:T(8,128)(4,1)} parameter(0)\n"
+        "  %s = (s8[4096,128]{1,0:T(8,128)(4,1)}, s8[1024,128]{1,0:T(8,128)(4,1)S(1)}, s32[]) "
+        "slice-start(%x), slice={[0:1024], [0:128]}\n"
+        "  ROOT %d = s8[1024,128]{1,0:T(8,128)(4,1)S(1)} slice-done(%s)\n}\n"
+    )
+    assert analyse(parse(text), {}).hbm_bytes == 1024 * 128

@@ -71,12 +71,19 @@ def _know_optimizers(module: ModuleType) -> None:
     vars(module)["_is_static_for_cudagraphs"] = asking_cudagraphs(module._is_static_for_cudagraphs)
 
 
+def _know_geometry(module: ModuleType) -> None:
+    from tpu_compile.fakes import know_geometry
+
+    know_geometry(module)
+
+
 _PREPARED: dict[str, Callable[[ModuleType], None]] = {
     "torch._dynamo.device_interface": _set_interface,
     "torch._dynamo.backends.registry": _set_default,
     "torch._dynamo.trace_rules": _skip_our_code,
     "torch._dynamo.variables.optimizer": _know_optimizers,
     "torch.nn.attention.flex_attention": _admit_device,
+    "torch._subclasses.fake_impls": _know_geometry,
 }
 
 

@@ -156,28 +156,6 @@ def test_scaled_mm() -> None:
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (2, 2), (3, 3)])
-def test_grouped_mm(ranks: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    groups, m, k, n = 3, 8, 16, 12
-    offs = torch.tensor([2, 5, 8], dtype=torch.int32)
-    bounds = [(0, 2), (2, 5), (5, 8)]
-    a = torch.randn(m, k) if ranks[0] == 2 else torch.randn(groups, m, k)
-    b = torch.randn(k, n) if ranks[1] == 2 else torch.randn(groups, k, n)
-    if ranks == (2, 3):
-        expected = torch.cat([a[i:j] @ b[g] for g, (i, j) in enumerate(bounds)])
-    elif ranks == (3, 2):
-        b = b[:, :8]
-        expected = torch.cat([a[g] @ b[:, i:j] for g, (i, j) in enumerate(bounds)], 1)
-    elif ranks == (2, 2):
-        a, b = a[:, :8], b[:8]
-        expected = torch.stack([a[:, i:j] @ b[i:j] for i, j in bounds])
-    else:
-        offs, expected = None, a @ b
-    actual = _call("aten._grouped_mm.default", (a, b, offs), tuple(expected.shape), F32)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_precision_follows_torch_and_the_override() -> None:
     assert precision_name() == torch.get_float32_matmul_precision() == "highest"
     with precision("medium"):

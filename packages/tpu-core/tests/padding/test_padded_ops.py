@@ -108,6 +108,14 @@ _KERNEL = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(2))
 _KERNEL_TRANSPOSED = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(4))
 _KERNEL_1D = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(3))
 
+_EXPERTS = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(5))
+
+
+def grouped(x: torch.Tensor) -> torch.Tensor:
+    ends = torch.tensor([2, len(x)], dtype=torch.int32, device=x.device)
+    return F.grouped_mm(x, _EXPERTS.to(x.device).mT, offs=ends)
+
+
 # name: function of tensors, inputs of a size.
 DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
     "pointwise": (lambda x: torch.tanh(x) * x + torch.where(x > 0, x, -x).sqrt(), floats(rows)),
@@ -145,6 +153,7 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
     "matmul, batched": (lambda x, y: x @ y.transpose(1, 2), floats(middle, middle)),
     "linear": (lambda x: F.linear(x, _WEIGHT.to(x.device)), floats(middle)),
     "einsum": (lambda x, y: torch.einsum("bij,bjk->bik", x, y), floats(square, middle)),
+    "grouped products": (grouped, floats(rows)),
     "attention": (attention, floats(heads, heads, heads)),
     "causal attention": (
         lambda q, k, v: attention(q, k, v, is_causal=True),

@@ -28,6 +28,7 @@ _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
 )
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 # Passes of the matrix unit that a float32 product takes, by precision.
 _PASSES = {"highest": 6, "high": 3}
 
@@ -160,8 +161,8 @@ def _products(module: Module) -> Iterator[tuple[float, int, bool, int]]:
 
 def _kernel(instruction: Instruction) -> tuple[float, int] | None:
     """Operations of a kernel's products and their passes, where it tells them."""
-    if instruction.opcode != "custom-call":
-        return None
+    if instruction.opcode != "custom-call" or _KERNEL not in instruction.rest:
+        return None  # such as the promise that a gather's indices are in range
     found = SCOPE.search(instruction.rest)
     return (float(found[1]), int(found[2])) if found else None
 
@@ -233,6 +234,9 @@ def _traffic(module: Module, instruction: Instruction) -> tuple[float, float]:
         return 0.0, 0.0
     table = module.tables[module.home[instruction.name]]
     operands = [table[o].shapes for o in instruction.operands if o in table]
+    if instruction.opcode == "slice-start":
+        source, part = instruction.shapes[:2]
+        return _both([_in_space(part, source.space), part])
     if instruction.opcode.endswith("-start"):
         # The result repeats the operand.
         return _both([s for s in instruction.shapes if s.dtype != "u32" or s.dims])

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tpu_core.device import sparse
+
 
 def install() -> None:
     """Set up autocast, printing and the optimizer hook. Runs inside ``import torch``: keep it
@@ -18,6 +20,7 @@ def install() -> None:
     _print_with_one_transfer()
     _settable_eager_mode()
     _hook_optimizers()
+    sparse.refuse()
 
 
 def _print_with_one_transfer() -> None:

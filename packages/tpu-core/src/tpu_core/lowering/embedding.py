@@ -203,8 +203,6 @@ def embedding_bag_backward(
     per_sample_weights: jax.Array | None,
     padding_idx: int = -1,
 ) -> jax.Array:
-    if sparse:
-        raise TypeError("embedding_bag with sparse=True is not supported on device 'tpu'.")
     if offset2bag.shape != indices.shape:  # the CPU's fast path leaves it empty
         offset2bag = _bag_of(offsets, indices.shape[0], grad.shape[0])
     return embedding_bag_dense_backward(

@@ -210,46 +210,30 @@ def scaled_mm(
     """One scale a tensor, or one a row of ``a`` and a column of ``b``."""
     y = contract(_widen_float8(a), _widen_float8(b), _MM)
     for scale in (scale_a, scale_b):
-        y = y * cast(scale if scale.ndim == 2 else scale.reshape(()), y.dtype)
+        y = y * cast(scale if scale.size > 1 else scale.reshape(()), y.dtype)
     if bias is not None:
         y = y + cast(bias, y.dtype)
     if scale_result is not None and np.dtype(out[0].dtype).itemsize == 1:
-        y = y * cast(scale_result.reshape(()), y.dtype)
+        y = y * (1 / cast(scale_result.reshape(()), y.dtype))
     return y
 
 
-@lowering("aten._grouped_mm.default")
-def grouped_mm(
+@lowering("aten._scaled_mm_v2.default")
+def scaled_mm_v2(
     a: jax.Array,
     b: jax.Array,
-    offs: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    out_dtype: torch.dtype | None = None,
+    scale_a: Sequence[jax.Array],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[jax.Array],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: jax.Array | None,
+    out_dtype: torch.dtype | None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
+    out: Any,
 ) -> jax.Array:
-    """One product a group; ``offs`` holds each group's end along the dim that is grouped.
-
-    A 3-D operand holds its groups in dim 0. Two 2-D operands are grouped along the contracted dim.
-    Rows past the last offset are undefined in PyTorch and zero here.
-    """
-    if offs is None:
-        y = contract(a, b, _BMM)
-    else:
-        sizes = jnp.diff(offs, prepend=jnp.zeros((1,), offs.dtype)).astype(np.int32)
-        a_rank, b_rank = a.ndim, b.ndim
-        if (a_rank, b_rank) == (2, 3):
-            contracted, ragged, groups = ((1,), (1,)), (0,), (0,)
-        elif (a_rank, b_rank) == (2, 2):
-            contracted, ragged, groups = ((1,), (0,)), (1,), ()
-        else:  # (3, 2): grouped along the columns, so as the rows of the transposed product
-            contracted, ragged, groups = ((0,), (2,)), (1,), (0,)
-            a, b = b, a
-        y = lax.ragged_dot_general(
-            a,
-            b,
-            sizes,
-            lax.RaggedDotDimensionNumbers((contracted, ((), ())), ragged, groups),
-            precision=precision_of(a.dtype),
-            preferred_element_type=op_math(a.dtype),
-        )
-        y = y.T if (a_rank, b_rank) == (3, 2) else y
-    return y if bias is None else y + cast(bias, y.dtype)
+    """What `torch.nn.functional.scaled_mm` calls; recipes are those of `scaled_mm`."""
+    return scaled_mm(a, b, scale_a[0], scale_b[0], bias, out=out)

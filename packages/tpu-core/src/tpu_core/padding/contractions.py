@@ -24,6 +24,30 @@ def dot_general(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
     return [Padded(r, tuple(dims)) for r in bind(eqns[0], arrays)]
 
 
+@rule("ragged_dot_general")
+def ragged_dot_general(
+    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
+    """Padding is in no group, whose sizes are values: it is not read."""
+    numbers = eqns[0].params["ragged_dot_dimension_numbers"]
+    (left_sum, right_sum), (left_batch, _) = numbers.dot_dimension_numbers
+    left, right, sizes = operands
+    if left_batch or not is_static(sizes.dims[0]):
+        raise Unpaddable("a grouped product whose number of groups varies")
+    for i, j in zip(left_sum, right_sum):
+        left, right = _same_dim(context, left, i, right, j)
+    space, (ragged,) = context.space, numbers.lhs_ragged_dimensions
+    left = space.as_prefix(left, ragged)
+    if ragged in left_sum:
+        right = space.as_prefix(right, right_sum[left_sum.index(ragged)])
+    arrays = [space.mask(left, left_sum, 0), space.mask(right, right_sum, 0), sizes.array]
+    dims = [sizes.dims[0]] if ragged in left_sum else []
+    dims += [d for i, d in enumerate(left.dims) if i not in left_sum]
+    rest = (*right_sum, *numbers.rhs_group_dimensions)
+    dims += [d for i, d in enumerate(right.dims) if i not in rest]
+    return [Padded(r, tuple(dims)) for r in bind(eqns[0], arrays)]
+
+
 def _same_dim(
     context: Context, left: Padded, i: int, right: Padded, j: int
 ) -> tuple[Padded, Padded]:

@@ -14,7 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
+from tpu_core.device import sparse
+from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder.complaints import Twins, complain, suspicious
+from tpu_core.recorder.grouped import grouped_mm
+from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
 from tpu_core.recorder.variants import overload_name
 
 # Overloads without a meta function whose outputs are those of another overload.
@@ -261,20 +265,15 @@ def _batch_norm_backward_reduce(
     return *sums, *gradients
 
 
-def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, dtype: Any = None) -> Any:
-    """Geometry as in torch's ``_meta_grouped_mm_common``, for every floating-point dtype."""
-    torch._check(
-        a.is_floating_point() and a.dtype == b.dtype,
-        lambda: f"grouped_mm: expected operands of one float dtype, got {a.dtype} and {b.dtype}",
-    )
-    torch._check(
-        a.size(-1) == b.size(-2),
-        lambda: f"grouped_mm: contraction dimensions differ: {a.size(-1)} and {b.size(-2)}",
-    )
-    groups = [offs.size(0)] if a.dim() == b.dim() == 2 else []
-    if a.dim() == b.dim() == 3:
-        groups = [a.size(0)]
-    return a.new_empty(*groups, a.size(-2), b.size(-1), dtype=dtype or a.dtype)
+def _embedding_bag_backward(*args: Any) -> Any:
+    if args[9]:
+        raise UnsupportedOpError(
+            "The gradient of torch.nn.EmbeddingBag(sparse=True) is a sparse tensor, and device "
+            "'tpu' has none.",
+            line=_C.user_line() or None,
+            remedy=sparse.REMEDY,
+        )
+    return torch.ops.aten._embedding_bag_backward.default(*args)
 
 
 def _weight_norm_backward(grad: Any, v: Any, g: Any, *_: Any) -> Any:
@@ -316,7 +315,10 @@ _SPECIAL = {
     "aten._standard_gamma_grad.default": _like(0),
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
-    "aten._grouped_mm.default": _grouped_mm,
+    "aten._embedding_bag_backward.default": _embedding_bag_backward,
+    "aten._grouped_mm.default": grouped_mm,
+    "aten._scaled_mm.default": scaled_mm,
+    "aten._scaled_mm_v2.default": scaled_mm_v2,
     "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "tpu.arange_.default": lambda self, start, step: self,
     "tpu.recompute.default": _like(0),

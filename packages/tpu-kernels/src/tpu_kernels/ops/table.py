@@ -13,6 +13,11 @@ from tpu_kernels.ops.registry import Op
 
 KERNELS: MappingProxyType[str, Op] = MappingProxyType(
     {op.name: op for op in (ATTENTION, PAGED_ATTENTION, RAGGED_PAGED_ATTENTION)}
+from tpu_kernels.ops.grouped_mm.api import KERNEL as GROUPED_MM
+from tpu_kernels.ops.registry import Op
+
+KERNELS: MappingProxyType[str, Op] = MappingProxyType(
+    {op.name: op for op in (ATTENTION, GROUPED_MM)}
 )
 
 

@@ -1,0 +1,45 @@
+"""The arguments of a grouped product, as far as rules ask about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedArguments:
+    """A call of ``torch.nn.functional.grouped_mm``.
+
+    Attributes:
+        left, right: Shapes of the operands.
+        groups: How many there are.
+        dtype: Of both; ``"mixed"`` where they differ.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    groups: int
+    dtype: str
+
+    def describe(self) -> dict[str, object]:
+        """See `tpu_kernels.ops.registry.Arguments`."""
+        return {
+            "mat_a": f"{self.dtype}{list(self.left)}",
+            "mat_b": list(self.right),
+            "groups": self.groups,
+        }
+
+
+def of_call(
+    self: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> GroupedArguments:
+    """From those of ``_grouped_mm``."""
+    dtypes = {np.dtype(x.dtype).name for x in (self, mat2)}
+    return GroupedArguments(
+        tuple(self.shape),
+        tuple(mat2.shape),
+        self.shape[0] if offs is None else offs.shape[0],
+        dtypes.pop() if len(dtypes) == 1 else "mixed",
+    )

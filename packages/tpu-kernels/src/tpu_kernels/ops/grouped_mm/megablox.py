@@ -1,0 +1,75 @@
+"""Grouped products by JAX's megablox kernel, which meets each row once, for its own group.
+
+Of `jax.experimental.pallas.ops.tpu.megablox`, the one for two matrices: the gradient of experts'
+weights. Products with a matrix for each group need none: libtpu has a kernel of its own for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+from tpu_core.lowering.grouped_mm import group_sizes
+from tpu_kernels.ops.grouped_mm.names import GROUPED_MM
+from tpu_kernels.ops.grouped_mm.tiles import tiles
+from tpu_kernels.ops.mosaic import calling
+from tpu_kernels.ops.registry import Implementation, Rule
+
+# What jit would cache knows nothing of the interpreter; the function has no annotations.
+_kernel: Any = vars(tgmm)["__wrapped__"]
+
+
+def grouped_mm(
+    a: jax.Array,
+    b: jax.Array,
+    offs: jax.Array,
+    bias: None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    contiguous: Sequence[bool] = (True, True),
+) -> jax.Array:
+    """As `tpu_core.lowering.grouped_mm.grouped_mm`, for what `MEGABLOX` takes."""
+    (k, left), (right, n) = a.shape, b.shape
+    rows = min(left, right)  # those past the last offset may be more on one side
+    tiling = tiles(rows, k, n, offs.shape[0], np.dtype(a.dtype).itemsize)
+    missing = -rows % tiling[0]
+    with calling(a.dtype, 2 * rows * k * n):
+        result: jax.Array = _kernel(
+            jnp.pad(a[:, :rows], ((0, 0), (0, missing))),
+            jnp.pad(b[:rows], ((0, missing), (0, 0))),
+            group_sizes(offs),
+            a.dtype,
+            tiling,
+        )
+    return result
+
+
+MEGABLOX = Implementation(
+    "pallas",
+    "The megablox kernel of JAX: each row is multiplied once.",
+    platforms=("tpu",),
+    dtypes=("bfloat16", "float32"),
+    rules=(
+        Rule(
+            "Both operands have two dimensions, as for the gradient of experts' weights.",
+            lambda a, target: len(a.left) == len(a.right) == 2,
+        ),
+        Rule("No size is 0.", lambda a, target: 0 not in (*a.left, *a.right, a.groups)),
+        Rule(
+            "The program is for one device: XLA divides no kernel among several.",
+            lambda a, target: target.devices == 1,
+        ),
+        Rule(
+            "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
+            lambda a, target: target.kind not in ("TPU v2", "TPU v3"),
+        ),
+    ),
+    functions=MappingProxyType({GROUPED_MM: grouped_mm}),
+)
