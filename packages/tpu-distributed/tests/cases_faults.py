@@ -84,6 +84,26 @@ def case_other_shape() -> None:
     assert "rank 1: all_reduce sum float32[3] at " in finding
 
 
+def case_other_shape_found_later() -> None:
+    x = torch.ones(2 + RANK, device=DEVICE)
+    before = x * 3
+    works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+    after = x + 1  # nothing is known yet
+    for _ in range(2):
+        with pytest.raises(
+            CollectiveMismatchError, match=r"rank 1: all_reduce sum float32\[3\] at"
+        ):
+            after.tolist()
+    with pytest.raises(CollectiveMismatchError, match=r"\n  at .*cases_faults.py:\d+"):
+        x + 1
+    for work in reversed(works):
+        assert work is not None and work.is_completed() and not work.is_success()
+        with pytest.raises(CollectiveMismatchError):
+            work.wait()
+    assert x.tolist() == [1.0] * (2 + RANK)
+    assert before.tolist() == [3.0] * (2 + RANK)
+
+
 def case_other_dtype_op_and_kind() -> None:
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(CollectiveMismatchError, match=r"rank 1: all_reduce sum int32\[2\]"):

@@ -38,11 +38,11 @@ class Reduction:
     @staticmethod
     def of(op: Any) -> Reduction:
         """The reduction of a `torch.distributed.ReduceOp`."""
-        name = _name(op)
+        name = _NAMES.get(hash(op)) or _name(op)
         if name == "PREMUL_SUM":
             factor = op.__getstate__()[1]
             return Reduction(name, float(factor))
-        return Reduction(name)
+        return _PLAIN[name]
 
     def __str__(self) -> str:
         factor = f" {self.factor:g}" if self.name == "PREMUL_SUM" else ""
@@ -91,3 +91,8 @@ def _name(op: Any) -> str:
         if op == getattr(dist.ReduceOp.RedOpType, name):
             return name
     raise ValueError(f"Reduce op {op} is not supported on device 'tpu'.")
+
+
+# A `ReduceOp` hashes as what it is of, and takes a while to compare.
+_NAMES = {hash(getattr(dist.ReduceOp.RedOpType, name)): name for name in _OPS}
+_PLAIN = {name: Reduction(name) for name in _OPS}
