@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from torch.distributed import ReduceOp
 from torch.testing import assert_close
 
 import spawn
+import tpu_core
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
@@ -368,6 +370,37 @@ def case_coalesced() -> None:
         dist.all_gather_into_tensor(out, a)
     assert a.tolist() == b.tolist() == [SIZE] * 2
     assert out.tolist() == [SIZE] * (2 * SIZE)
+
+
+def case_large_in_host_memory() -> None:
+    """What is reduced where it lies: others that read the memory still see the old values."""
+    n = 70_001
+    for op, dtype, expected in (
+        (ReduceOp.SUM, torch.float32, SIZE * (SIZE + 1) / 2),
+        (ReduceOp.SUM, torch.int8, SIZE * (SIZE + 1) / 2),
+        (ReduceOp.MAX, torch.float64, SIZE),
+        (ReduceOp.MIN, torch.int64, 1),
+        (ReduceOp.PRODUCT, torch.float16, math.factorial(SIZE)),
+        (ReduceOp.AVG, torch.float32, (SIZE + 1) / 2),
+        (ReduceOp.AVG, torch.int32, (SIZE * (SIZE + 1) // 2) // SIZE),
+        (ReduceOp.SUM, torch.bfloat16, SIZE * (SIZE + 1) / 2),
+        (dist._make_nccl_premul_sum(0.5), torch.float32, SIZE * (SIZE + 1) / 4),
+    ):
+        x = torch.full((n,), 1 + RANK, dtype=dtype, device=DEVICE)
+        sums = [(x[i:] * 2).sum() for i in range(3)]  # these programs may not have run yet
+        same_value = x.clone()
+        dist.all_reduce(x, op, async_op=True)
+        assert x.unique().tolist() == [expected], (op, dtype)
+        dist.all_reduce(x, ReduceOp.MAX)  # now nobody else has the memory
+        assert x.unique().tolist() == [expected], (op, dtype)
+        assert same_value.unique().tolist() == [1 + RANK]
+        if dtype == torch.float32:
+            assert [s.item() for s in sums] == [2.0 * (1 + RANK) * (n - i) for i in range(3)]
+    x = torch.full((n,), 1.0 + RANK, device=DEVICE)
+    array = tpu_core.to_jax(x)
+    dist.all_reduce(x)
+    assert float(array.max()) == 1.0 + RANK
+    assert x.unique().tolist() == [SIZE * (SIZE + 1) / 2]
 
 
 def case_empty_and_large() -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
@@ -29,6 +30,8 @@ from tpu_core.errors import (
 )
 from tpu_distributed.flights.recorder import RECORDER, Record
 
+# How much of an array a message of the control connection takes along: what costs next to nothing.
+PAYLOAD_BYTES = 1024
 # How long the others may take to say where they are, once a collective has failed.
 _EXPLAIN_SECONDS = 2.0
 
@@ -84,21 +87,36 @@ class Control:
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        self._own = torch.zeros(2, dtype=torch.int64)
-        self._all = torch.zeros(2 * size, dtype=torch.int64)
-        self._numbers, self._everyones = self._own.numpy(), self._all.view(-1, 2).numpy()
+        # Sequence and fingerprint of the call, and the payload.
+        self._own = torch.zeros(2 + PAYLOAD_BYTES // 8, dtype=torch.int64)
+        self._all = self._own.repeat(size)
+        rows = self._all.view(size, -1).numpy()
+        self._own_numbers, self._own_payload = (
+            self._own.numpy()[:2],
+            self._own.numpy()[2:].view("u1"),
+        )
+        self._numbers, self._payloads = rows[:, :2], rows.view("u1")[:, 16:]
 
     def called(self, call: Call) -> Record:
         """The record of the next collective. `order` must be held until that is in the queue."""
         self.sequence += 1
         return RECORDER.called(self.name, self.ranks, self.sequence, call)
 
-    def agree(self, record: Record, timeout: float | None = None) -> None:
+    def agree(
+        self,
+        record: Record,
+        timeout: float | None = None,
+        payload: np.ndarray[Any, Any] | None = None,
+    ) -> Sequence[np.ndarray[Any, Any]]:
         """Wait until all ranks have come to the same collective. For the sending thread alone.
 
         Args:
             record: Of what this rank wants.
             timeout: Seconds to wait; those of the group unless given.
+            payload: What to give to the others meanwhile: at most `PAYLOAD_BYTES`.
+
+        Returns:
+            The payload of each rank; nothing where there is none. They hold until the next call.
 
         Raises:
             CollectiveMismatchError: Ranks want different things.
@@ -107,12 +125,18 @@ class Control:
             ProcessGroupError: The group failed before.
         """
         if self.size == 1:
-            return
-        own = self._numbers
+            return ()
+        own = self._own_numbers
         own[0], own[1] = record.sequence, record.call.fingerprint
+        if payload is not None:
+            self._own_payload[: payload.nbytes] = payload.reshape(-1).view(np.uint8)
         self.exchange(self._own, self._all, record, timeout)
-        if not (self._everyones == own).all():
+        if not (self._numbers == own).all():
             raise self._mismatch(record)
+        if payload is None:
+            return ()
+        rows = self._payloads[:, : payload.nbytes]
+        return [row.view(payload.dtype).reshape(payload.shape) for row in rows]
 
     def message(self, call: Call) -> Record:
         """The record of a message, which other ranks need not agree to."""

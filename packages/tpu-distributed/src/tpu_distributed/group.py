@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tpu_core.pjrt.client import Loaded
 from tpu_distributed import messages, uneven
 from tpu_distributed.control import Call, Control
 from tpu_distributed.flights.recorder import Record
+from tpu_distributed.programs import Carrier, OnDevices, OnHosts
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.sending import SENDER, Task
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
@@ -41,7 +43,7 @@ class Group:
         self.rank, self.size = control.rank, control.size
         self._devices = list(devices)
         self._calls: dict[Any, Call] = {}
-        self._programs: dict[Any, Loaded] = {}
+        self._carriers: dict[Any, Carrier] = {}
         self._coalesced: list[Issued] | None = None
         self._is_open = True
         SENDER.start()
@@ -64,7 +66,10 @@ class Group:
         def build(p: Program, xs: list[Value]) -> list[Value]:
             return [reduction.all_reduce(p, x) for x in xs]
 
-        return self._run("all_reduce", str(reduction), tensors, build, tensors, options)
+        on_hosts = reduction if len(tensors) == 1 else None
+        return self._run(
+            "all_reduce", str(reduction), tensors, build, tensors, options, on_hosts=on_hosts
+        )
 
     def reduce(self, tensors: Tensors, options: Any) -> Issued:
         """As `all_reduce`, with the results on the root alone."""
@@ -260,7 +265,7 @@ class Group:
         with self.control.order:
             record = self.control.called(call)
             task = Task(lambda: self.control.agree(record, timeout))
-            SENDER.put(task)
+            SENDER.put(task, waits=True)
         task.finish()
         return record
 
@@ -274,6 +279,7 @@ class Group:
         timeout: float | None = None,
         waits: bool = True,
         agreed: Record | None = None,
+        on_hosts: Reduction | None = None,
     ) -> Collective:
         """Run a collective.
 
@@ -286,6 +292,7 @@ class Group:
             timeout: Seconds to wait for the other ranks; the group's unless given.
             waits: Whether to return only when the ranks have agreed.
             agreed: Its record, where they have agreed before.
+            on_hosts: What to do with the one operand where that is in the host's memory.
         """
         operands = [_C.Operand(x) for x in inputs]
         promises: list[_C.Promise] = []
@@ -299,18 +306,19 @@ class Group:
             assert promise is not None  # of what is new
             promises.append(promise)
         try:
-            program = self._program(call, inputs, build)
+            carrier = self._carrier(call, inputs, build, on_hosts)
         except BaseException:
             for promise in promises:
                 promise.end(True)
             raise
+        waits = waits or bool(copied)
         with self.control.order:
             record = agreed or self.control.called(call)
             work = Collective(
-                written, record, self.control, program, operands, promises, not agreed, timeout
+                written, record, self.control, carrier, operands, promises, not agreed, timeout
             )
-            SENDER.put(work)
-        if waits or copied:
+            SENDER.put(work, waits)
+        if waits:
             work.wait(None)
         for tensor, values in copied:
             tensor.copy_(values)
@@ -324,6 +332,7 @@ class Group:
         build: Build,
         written: Tensors,
         options: Any,
+        on_hosts: Reduction | None = None,
     ) -> Issued:
         values = tuple((tuple(x.shape), x.dtype) for x in inputs)
         call = self._calls.get((kind, detail, values))
@@ -334,26 +343,47 @@ class Group:
             self.agree(call, timeout).finish()
             return self._done(Issued(written))
         waits = not options.asyncOp
-        return self._done(self.run(call, inputs, build, written, timeout=timeout, waits=waits))
+        work = self.run(
+            call, inputs, build, written, timeout=timeout, waits=waits, on_hosts=on_hosts
+        )
+        return self._done(work)
 
     def _done(self, work: Issued) -> Issued:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    def _program(self, call: Call, inputs: Tensors, build: Build) -> Loaded:
+    def _carrier(
+        self, call: Call, inputs: Tensors, build: Build, on_hosts: Reduction | None
+    ) -> Carrier:
         shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
-        program = self._programs.get((call, shapes))
-        if program is None:
-            p = Program(self.size)
-            parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
-            results = build(p, parameters)
-            outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
-            program = collectives.obtain(
-                runtime.runtime(), self._devices, str(call), lambda: p.text(results), outputs
-            )
-            self._programs[call, shapes] = program
-        return program
+        carrier = self._carriers.get((call, shapes))
+        if carrier is None:
+            client = runtime.runtime().client
+            on_cpu = client.platform.name == "cpu"
+            if on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
+                device = client.devices[0]
+                take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
+                carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
+            else:
+                carrier = OnDevices(self._program(call, inputs, build, self._devices))
+            self._carriers[call, shapes] = carrier
+        return carrier
+
+    def _program(
+        self,
+        call: Call,
+        inputs: Tensors,
+        build: Build,
+        devices: Sequence[Any],
+        takes: bool = False,
+    ) -> Loaded:
+        p = Program(len(devices))
+        parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
+        results = build(p, parameters)
+        outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
+        text = partial(p.text, results, takes)
+        return collectives.obtain(runtime.runtime(), devices, str(call), text, outputs)
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:
         for x, y in zip(smaller, larger):
@@ -367,6 +397,10 @@ class Group:
 def _seconds(options: Any) -> float | None:
     seconds = options.timeout.total_seconds()
     return seconds if seconds > 0 else None
+
+
+def _unchanged(p: Program, xs: list[Value]) -> list[Value]:
+    return xs
 
 
 def _broadcast(p: Program, x: Value, root: int) -> Value:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from tpu_distributed.stablehlo import Program, Value
@@ -19,6 +21,12 @@ _OPS = {
     "BAND": "and",
     "BOR": "or",
     "BXOR": "xor",
+}
+_OF_ROWS: dict[str, Any] = {
+    "SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
 }
 _BITWISE = ("and", "or", "xor")
 
@@ -43,6 +51,22 @@ class Reduction:
             factor = op.__getstate__()[1]
             return Reduction(name, float(factor))
         return _PLAIN[name]
+
+    @property
+    def on_host(self) -> Any:
+        """The reduce op of gloo that sums, multiplies or compares; None where there is none."""
+        op = {"AVG": "SUM", "PREMUL_SUM": "SUM"}.get(self.name, self.name)
+        return getattr(dist.ReduceOp, op) if op in _OF_ROWS else None
+
+    def of_rows(self, rows: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """The reduction of arrays on the host, in order."""
+        function = _OF_ROWS.get(self.name, np.add)
+        if self.name == "PREMUL_SUM":
+            rows = [row * np.asarray(self.factor, row.dtype) for row in rows]
+        result = np.array(rows[0])
+        for row in rows[1:]:
+            function(result, row, out=result)
+        return result / np.asarray(len(rows), result.dtype) if self.name == "AVG" else result
 
     def __str__(self) -> str:
         factor = f" {self.factor:g}" if self.name == "PREMUL_SUM" else ""

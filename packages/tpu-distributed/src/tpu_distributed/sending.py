@@ -72,10 +72,16 @@ class Sender:
             if wait:
                 thread.join()
 
-    def put(self, job: Job) -> None:
-        """Send a job after those before it. The caller does not wait."""
+    def put(self, job: Job, waits: bool) -> None:
+        """Send a job after those before it.
+
+        Args:
+            job: The job.
+            waits: Whether the caller is going to `wait` for it at once.
+        """
         self._jobs.append(job)
-        self._wake.put(True)
+        if not waits:  # or the caller sends it: the thread would only take the turn from it
+            self._wake.put(True)
 
     def wait(self, job: Job) -> None:
         """Return when a job is sent."""
@@ -123,7 +129,7 @@ class Task:
         function: What to call in its turn.
     """
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         self._error: BaseException | None = None
         self.is_sent = False

@@ -87,7 +87,7 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) ->
         everyone = torch.zeros(group.size, dtype=torch.int64)
         timeout = _seconds(options)
         task = Task(lambda: group.control.exchange(own, everyone, record, timeout))
-        SENDER.put(task)
+        SENDER.put(task, waits=True)
         task.finish()
         longest = everyone.max()
     length = int(longest)

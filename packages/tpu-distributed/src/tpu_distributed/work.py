@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from tpu_core import _C
-from tpu_core.pjrt.client import Loaded
 from tpu_core.xla_status import map_xla_error
 from tpu_distributed.control import Control
 from tpu_distributed.flights.recorder import RECORDER, Record
+from tpu_distributed.programs import Carrier
 from tpu_distributed.sending import SENDER
 
 
@@ -56,7 +56,7 @@ class Collective(Issued):
         tensors: Its results, for the user.
         record: Of the call.
         control: Agrees with the other ranks.
-        program: What the device runs.
+        carrier: Carries it out.
         operands: What it reads.
         promises: What it writes, one for each of the first results of the program.
         agrees: Whether the ranks are still to agree.
@@ -68,7 +68,7 @@ class Collective(Issued):
         tensors: Sequence[torch.Tensor],
         record: Record,
         control: Control,
-        program: Loaded,
+        carrier: Carrier,
         operands: Sequence[_C.Operand],
         promises: Sequence[_C.Promise],
         agrees: bool,
@@ -76,7 +76,7 @@ class Collective(Issued):
     ) -> None:
         super().__init__(tensors)
         self.is_sent = False
-        self._record, self._control, self._program = record, control, program
+        self._record, self._control, self._carrier = record, control, carrier
         self._operands, self._promises = operands, promises
         self._agrees, self._timeout = agrees, timeout
         self._arrays: list[Any] = []
@@ -87,12 +87,14 @@ class Collective(Issued):
         """Agree with the other ranks, and give the program to the device. Raises nothing."""
         try:
             arrays = [operand.array() for operand in self._operands]
+            payloads: Sequence[Any] = ()
             if self._agrees:
-                self._control.agree(self._record, self._timeout)
+                payload = self._carrier.payload(arrays)
+                payloads = self._control.agree(self._record, self._timeout, payload)
             self._is_entered = True
+            takes = all(operand.is_last_use() for operand in self._operands)
             try:
-                results = self._program.execute(arrays)
-                self._arrays = list(results.consume_with_handlers(self._program.handlers))
+                self._arrays = self._carrier.run(arrays, takes, payloads, self._record)
             except Exception as error:
                 self._record.fail(error)
                 raise
