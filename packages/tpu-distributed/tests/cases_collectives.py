@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from torch.distributed import ReduceOp
 from torch.testing import assert_close
 
 import spawn
+import tpu_core
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
@@ -291,6 +293,69 @@ def case_work() -> None:
     assert futures.wait().tolist() == [SIZE * (SIZE + 1.0)] * 2
 
 
+def case_called_before_others_come() -> None:
+    x, told = torch.full((3,), 1.0 + RANK, device=DEVICE), torch.zeros(1)
+    if RANK:
+        dist.recv(told, RANK - 1)  # that rank has called, and goes on before this one calls
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    y = x * 2  # recorded
+    if RANK + 1 < SIZE:
+        dist.send(told, RANK + 1)
+    total = SIZE * (SIZE + 1) / 2
+    assert y.tolist() == [2 * total] * 3
+    work.wait()
+    assert x.tolist() == [total] * 3
+
+
+def case_many_in_flight() -> None:
+    xs = [torch.full((2 + i % 3,), 1.0 + RANK + i, device=DEVICE) for i in range(12)]
+    twice = torch.ones(2, device=DEVICE)
+    alias = twice.view(2, 1)
+    before = twice.clone()
+    groups = [dist.group.WORLD, dist.new_group(list(range(SIZE)))]
+    works = []
+    for i, x in enumerate(xs):
+        works.append(dist.all_reduce(x, group=groups[i % 2], async_op=True))
+        if i % 6 == 0:
+            works.append(dist.all_reduce(twice, async_op=True))
+    gathered = torch.zeros(2 * SIZE, device=DEVICE)
+    dist.all_gather_into_tensor(gathered, twice, async_op=True)
+    twice += 1  # after the gather has read it
+    total = SIZE * (SIZE + 1) / 2
+    for i, x in enumerate(xs):
+        assert x.tolist() == [total + SIZE * i] * (2 + i % 3)
+    assert gathered.tolist() == [float(SIZE) ** 2] * (2 * SIZE)
+    assert alias.tolist() == [[float(SIZE) ** 2 + 1]] * 2
+    assert before.tolist() == [1.0, 1.0]
+    torch.tpu.synchronize()
+    assert all(work is not None and work.is_completed() for work in works)
+
+
+def case_calls_of_two_threads() -> None:
+    x = torch.ones(2, device=DEVICE, requires_grad=True)
+
+    class Summed(torch.autograd.Function):  # its backward runs on a thread of autograd's
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            grad = grad.clone()
+            dist.all_reduce(grad, async_op=True)
+            return grad
+
+    y = torch.full((2,), 1.0 + RANK, device=DEVICE)
+    dist.all_reduce(y, async_op=True)
+    (Summed.apply(x) * y).sum().backward()
+    dist.all_reduce(y)
+    total = SIZE * (SIZE + 1) / 2
+    assert x.grad is not None
+    assert x.grad.tolist() == [SIZE * total] * 2
+    assert y.tolist() == [SIZE * total] * 2
+
+
 def case_coalesced() -> None:
     xs = [torch.ones(2, device=DEVICE), torch.ones(3, 1, device=DEVICE)]
     dist.all_reduce_coalesced(xs)
@@ -305,6 +370,37 @@ def case_coalesced() -> None:
         dist.all_gather_into_tensor(out, a)
     assert a.tolist() == b.tolist() == [SIZE] * 2
     assert out.tolist() == [SIZE] * (2 * SIZE)
+
+
+def case_large_in_host_memory() -> None:
+    """What is reduced where it lies: others that read the memory still see the old values."""
+    n = 70_001
+    for op, dtype, expected in (
+        (ReduceOp.SUM, torch.float32, SIZE * (SIZE + 1) / 2),
+        (ReduceOp.SUM, torch.int8, SIZE * (SIZE + 1) / 2),
+        (ReduceOp.MAX, torch.float64, SIZE),
+        (ReduceOp.MIN, torch.int64, 1),
+        (ReduceOp.PRODUCT, torch.float16, math.factorial(SIZE)),
+        (ReduceOp.AVG, torch.float32, (SIZE + 1) / 2),
+        (ReduceOp.AVG, torch.int32, (SIZE * (SIZE + 1) // 2) // SIZE),
+        (ReduceOp.SUM, torch.bfloat16, SIZE * (SIZE + 1) / 2),
+        (dist._make_nccl_premul_sum(0.5), torch.float32, SIZE * (SIZE + 1) / 4),
+    ):
+        x = torch.full((n,), 1 + RANK, dtype=dtype, device=DEVICE)
+        sums = [(x[i:] * 2).sum() for i in range(3)]  # these programs may not have run yet
+        same_value = x.clone()
+        dist.all_reduce(x, op, async_op=True)
+        assert x.unique().tolist() == [expected], (op, dtype)
+        dist.all_reduce(x, ReduceOp.MAX)  # now nobody else has the memory
+        assert x.unique().tolist() == [expected], (op, dtype)
+        assert same_value.unique().tolist() == [1 + RANK]
+        if dtype == torch.float32:
+            assert [s.item() for s in sums] == [2.0 * (1 + RANK) * (n - i) for i in range(3)]
+    x = torch.full((n,), 1.0 + RANK, device=DEVICE)
+    array = tpu_core.to_jax(x)
+    dist.all_reduce(x)
+    assert float(array.max()) == 1.0 + RANK
+    assert x.unique().tolist() == [SIZE * (SIZE + 1) / 2]
 
 
 def case_empty_and_large() -> None:
@@ -410,5 +506,6 @@ def case_again() -> None:
     dist.init_process_group("tpu_dist", device_id=DEVICE)
     dist.all_reduce(x)
     assert x.tolist() == [SIZE * (SIZE + 1) / 2] * 2
-    dist.barrier()
+    dist.all_reduce(x, async_op=True)  # on its way when the group ends
     dist.destroy_process_group()
+    assert x.tolist() == [SIZE * SIZE * (SIZE + 1) / 2] * 2

@@ -84,6 +84,26 @@ def case_other_shape() -> None:
     assert "rank 1: all_reduce sum float32[3] at " in finding
 
 
+def case_other_shape_found_later() -> None:
+    x = torch.ones(2 + RANK, device=DEVICE)
+    before = x * 3
+    works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+    after = x + 1  # nothing is known yet
+    for _ in range(2):
+        with pytest.raises(
+            CollectiveMismatchError, match=r"rank 1: all_reduce sum float32\[3\] at"
+        ):
+            after.tolist()
+    with pytest.raises(CollectiveMismatchError, match=r"\n  at .*cases_faults.py:\d+"):
+        x + 1
+    for work in reversed(works):
+        assert work is not None and work.is_completed() and not work.is_success()
+        with pytest.raises(CollectiveMismatchError):
+            work.wait()
+    assert x.tolist() == [1.0] * (2 + RANK)
+    assert before.tolist() == [3.0] * (2 + RANK)
+
+
 def case_other_dtype_op_and_kind() -> None:
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(CollectiveMismatchError, match=r"rank 1: all_reduce sum int32\[2\]"):
@@ -125,14 +145,15 @@ def case_late() -> None:
 
 
 def case_no_recompile() -> None:
-    x, y = torch.ones(3, device=DEVICE), torch.ones(47, device=DEVICE)  # in no other test
+    x, y = torch.ones(3, device=DEVICE), torch.ones(471, device=DEVICE)  # in no other test
     dist.all_reduce(x)
     with torch.tpu.no_recompile():
         dist.all_reduce(x)
-        with pytest.raises(RecompilationError, match=r"all_reduce sum float32\[47\] is new"):
+        with pytest.raises(RecompilationError, match=r"all_reduce sum float32\[471\] is new"):
             dist.all_reduce(y)
+    dist.barrier()  # or the one finds in the cache what the other compiles
     dist.all_reduce(y)
-    assert y.tolist() == [SIZE] * 47
+    assert y.tolist() == [SIZE] * 471
 
 
 def case_end() -> None:

@@ -18,22 +18,22 @@ def case_start() -> None:
     dist.init_process_group()
 
 
-def case_again() -> None:
-    dist.barrier()
-    dist.destroy_process_group()
-    x = torch.full((2,), 1.0 + RANK, device=DEVICE)
-    dist.init_process_group("tpu_dist", device_id=DEVICE)
-    dist.all_reduce(x)
-    assert x.tolist() == [SIZE * (SIZE + 1) / 2] * 2
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def init_again(number: int, **more: Any) -> None:
     """A default group with a store of its own: one at the old port may meet the former one."""
     port = int(os.environ["MASTER_PORT"]) + number
     store = dist.TCPStore("localhost", port, is_master=RANK == 0)
     dist.init_process_group(store=store, rank=RANK, world_size=SIZE, **more)
+
+
+def case_again() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+    x = torch.full((2,), 1.0 + RANK, device=DEVICE)
+    init_again(5, backend="tpu_dist", device_id=DEVICE)
+    dist.all_reduce(x)
+    assert x.tolist() == [SIZE * (SIZE + 1) / 2] * 2
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def case_initialised_many_times() -> None:

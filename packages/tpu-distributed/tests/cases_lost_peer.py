@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 
 from tpu_core.errors import PeerLostError
+from tpu_core.pjrt import distributed
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
 LOST = int(os.environ["LOST"])
-HEARTBEATS_END = 12  # seconds: longer than jaxlib waits for a process that is gone
+# So that jaxlib finds within the test that a process is gone, and HEARTBEATS_END is longer.
+distributed._HEARTBEAT_SECONDS = 10
+HEARTBEATS_END = 12  # seconds
 
 kept: dict[str, torch.Tensor] = {}
 

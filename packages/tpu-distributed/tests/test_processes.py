@@ -51,6 +51,13 @@ def test_survivors_go_on(lost: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_stopped_for_a_while(tmp_path: Path) -> None:
+    more = {"STOPPED_SECONDS": "30", "TPU_FLIGHT_DIR": str(tmp_path)}
+    failures = spawn.run("cases_stopped", 2, timeout=150, **more)
+    assert not failures, show(failures)
+
+
+@pytest.mark.slow
 def test_collectives_of_four() -> None:
     failures = spawn.run("cases_collectives", 4, timeout=250)
     assert not failures, show(failures)

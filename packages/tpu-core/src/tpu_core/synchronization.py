@@ -1,7 +1,7 @@
 """Waiting for a device: all of it, or up to an event.
 
-A device runs in one order, so waiting for its newest result waits for everything; copies to pinned
-memory come on top.
+A device runs what ops recorded in one order, so waiting for its newest result waits for everything;
+what others send (`QUEUES`) and copies to pinned memory come on top.
 """
 
 from __future__ import annotations
@@ -9,18 +9,29 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tpu_core import _C
 from tpu_core.host_copies import HOST_COPIES, Copy, wait
 
+# Of what else puts work on a device, by a thread of its own. Each returns when all that it was
+# given has been sent, and gives the arrays that are computed last.
+QUEUES: list[Callable[[], list[Any]]] = []
+
 
 def synchronize(device: int) -> None:
     """Wait until everything recorded for ``device`` has run; its errors are raised here."""
     _C.flush_all(device, "synchronize")
+    for array in _queued():
+        _wait_for(array, device)
     _wait_for(_C.newest_array(device), device)
     HOST_COPIES.finish(device)
+
+
+def _queued() -> list[Any]:
+    return [array for finish in QUEUES for array in finish()]
 
 
 def _wait_for(array: Any, device: int) -> None:
@@ -55,7 +66,8 @@ def query(device: int) -> bool:
     """Whether the device is idle. Recorded ops are sent off first."""
     _C.flush_all(device, "stream query")
     copied = all(c.done() for c in HOST_COPIES.pending(device))
-    return copied and is_ready(_C.newest_array(device), device)
+    arrays = [*_queued(), _C.newest_array(device)]
+    return copied and all(is_ready(array, device) for array in arrays)
 
 
 @dataclass(slots=True)
@@ -63,7 +75,7 @@ class Marker:
     """A recorded event: everything sent to the device before it."""
 
     device: int
-    array: Any
+    arrays: list[Any]
     copies: list[Copy]
     timed: bool
     done: threading.Event | None = None
@@ -73,7 +85,8 @@ class Marker:
     def record(device: int, timed: bool) -> Marker:
         """Mark the end of what was recorded so far."""
         _C.flush_all(device, "event")
-        marker = Marker(device, _C.newest_array(device), HOST_COPIES.pending(device), timed)
+        arrays = [*_queued(), _C.newest_array(device)]
+        marker = Marker(device, arrays, HOST_COPIES.pending(device), timed)
         if timed:
             marker.done = threading.Event()
             if marker.query():
@@ -94,12 +107,14 @@ class Marker:
         self._finish()
 
     def _block(self) -> None:
-        _wait_for(self.array, self.device)
+        for array in self.arrays:
+            _wait_for(array, self.device)
         wait(self.copies)
 
     def query(self) -> bool:
         """Whether the device has passed the marker."""
-        return all(c.done() for c in self.copies) and is_ready(self.array, self.device)
+        copied = all(c.done() for c in self.copies)
+        return copied and all(is_ready(array, self.device) for array in self.arrays)
 
     def synchronize(self) -> None:
         """Wait for the device to pass the marker."""

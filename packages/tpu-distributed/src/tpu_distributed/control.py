@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-from tpu_core import _C
 from tpu_core.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -29,6 +30,8 @@ from tpu_core.errors import (
 )
 from tpu_distributed.flights.recorder import RECORDER, Record
 
+# How much of an array a message of the control connection takes along: what costs next to nothing.
+PAYLOAD_BYTES = 1024
 # How long the others may take to say where they are, once a collective has failed.
 _EXPLAIN_SECONDS = 2.0
 
@@ -77,24 +80,43 @@ class Control:
         self.ranks = tuple(ranks)
         self.timeout = timeout
         self.sequence = 0
+        self.order = threading.Lock()
         self._store = store
         self._failure: TpuError | None = None
         connection = dist.PrefixStore("control/", store)
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        self._own = torch.zeros(2, dtype=torch.int64)
-        self._all = torch.zeros(2 * size, dtype=torch.int64)
+        # Sequence and fingerprint of the call, and the payload.
+        self._own = torch.zeros(2 + PAYLOAD_BYTES // 8, dtype=torch.int64)
+        self._all = self._own.repeat(size)
+        rows = self._all.view(size, -1).numpy()
+        self._own_numbers, self._own_payload = (
+            self._own.numpy()[:2],
+            self._own.numpy()[2:].view("u1"),
+        )
+        self._numbers, self._payloads = rows[:, :2], rows.view("u1")[:, 16:]
 
-    def agree(self, call: Call, timeout: float | None = None) -> Record:
-        """Wait until all ranks have come to the same collective.
+    def called(self, call: Call) -> Record:
+        """The record of the next collective. `order` must be held until that is in the queue."""
+        self.sequence += 1
+        return RECORDER.called(self.name, self.ranks, self.sequence, call)
+
+    def agree(
+        self,
+        record: Record,
+        timeout: float | None = None,
+        payload: np.ndarray[Any, Any] | None = None,
+    ) -> Sequence[np.ndarray[Any, Any]]:
+        """Wait until all ranks have come to the same collective. For the sending thread alone.
 
         Args:
-            call: What this rank wants.
+            record: Of what this rank wants.
             timeout: Seconds to wait; those of the group unless given.
+            payload: What to give to the others meanwhile: at most `PAYLOAD_BYTES`.
 
         Returns:
-            Its record, which is not issued yet.
+            The payload of each rank; nothing where there is none. They hold until the next call.
 
         Raises:
             CollectiveMismatchError: Ranks want different things.
@@ -102,15 +124,19 @@ class Control:
             PeerLostError: Some are gone.
             ProcessGroupError: The group failed before.
         """
-        self.sequence += 1
-        record = RECORDER.called(self.name, self.ranks, self.sequence, call)
         if self.size == 1:
-            return record
-        self._own[0], self._own[1] = self.sequence, call.fingerprint
+            return ()
+        own = self._own_numbers
+        own[0], own[1] = record.sequence, record.call.fingerprint
+        if payload is not None:
+            self._own_payload[: payload.nbytes] = payload.reshape(-1).view(np.uint8)
         self.exchange(self._own, self._all, record, timeout)
-        if not torch.equal(self._all.view(-1, 2), self._own.expand(self.size, 2)):
+        if not (self._numbers == own).all():
             raise self._mismatch(record)
-        return record
+        if payload is None:
+            return ()
+        rows = self._payloads[:, : payload.nbytes]
+        return [row.view(payload.dtype).reshape(payload.shape) for row in rows]
 
     def message(self, call: Call) -> Record:
         """The record of a message, which other ranks need not agree to."""
@@ -137,7 +163,7 @@ class Control:
             error = ProcessGroupError(
                 f"An earlier collective of group '{self.name}' failed.",
                 values={"call": record.call, "failed": str(self._failure).splitlines()[0]},
-                line=_C.user_line(),
+                line=record.line,
             )
             record.fail(error)
             raise error from self._failure
@@ -165,15 +191,15 @@ class Control:
             what = f"A collective did not start within {timeout:g} s."
         values: dict[str, object] = {"group": self.name, "call": record.call}
         values.update(_dumped(record, what))
-        absent = self._absent()
+        absent = self._absent(record)
         if absent:
             values["missing"] = ", ".join(f"rank {r}" for r in absent)
         values["cause"] = str(error).splitlines()[0]
-        return made(what, values=values, line=_C.user_line())
+        return made(what, values=values, line=record.line)
 
-    def _absent(self) -> list[int]:
+    def _absent(self, record: Record) -> list[int]:
         """Ranks that do not say within a moment that this collective failed for them, too."""
-        key = f"failed/{self.sequence}"
+        key = f"failed/{record.sequence or self.sequence}"
         try:
             self._store.set(f"{key}/{self.rank}", b"1")
             with contextlib.suppress(RuntimeError):  # those that do not come are the answer
@@ -185,7 +211,7 @@ class Control:
             return []
 
     def _mismatch(self, record: Record) -> TpuError:
-        key, call, line = f"call/{self.sequence}", record.call, record.line
+        key, call, line = f"call/{record.sequence}", record.call, record.line
         what = f"Ranks of group '{self.name}' called different collectives."
         dumped = _dumped(record, what)
         self._store.set(f"{key}/{self.rank}", f"{call} at {line}" if line else str(call))

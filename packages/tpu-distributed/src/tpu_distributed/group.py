@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import messages, uneven
 from tpu_distributed.control import Call, Control
-from tpu_distributed.flights.recorder import RECORDER, Record
+from tpu_distributed.flights.recorder import Record
+from tpu_distributed.programs import Carrier, OnDevices, OnHosts
 from tpu_distributed.reductions import Reduction
+from tpu_distributed.sending import SENDER, Task
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
-from tpu_distributed.values import array_of, write
-from tpu_distributed.work import Issued, Several
+from tpu_distributed.work import Collective, Issued, Several
 
 runtime.hide_lines_of(__file__)
 
@@ -40,8 +42,11 @@ class Group:
         self.control = control
         self.rank, self.size = control.rank, control.size
         self._devices = list(devices)
-        self._programs: dict[Any, Loaded] = {}
+        self._calls: dict[Any, Call] = {}
+        self._carriers: dict[Any, Carrier] = {}
         self._coalesced: list[Issued] | None = None
+        self._is_open = True
+        SENDER.start()
 
     # Collectives, in c10d's order of arguments.
 
@@ -61,7 +66,10 @@ class Group:
         def build(p: Program, xs: list[Value]) -> list[Value]:
             return [reduction.all_reduce(p, x) for x in xs]
 
-        return self._run("all_reduce", str(reduction), tensors, build, tensors, options)
+        on_hosts = reduction if len(tensors) == 1 else None
+        return self._run(
+            "all_reduce", str(reduction), tensors, build, tensors, options, on_hosts=on_hosts
+        )
 
     def reduce(self, tensors: Tensors, options: Any) -> Issued:
         """As `all_reduce`, with the results on the root alone."""
@@ -177,7 +185,7 @@ class Group:
     def barrier(self, options: Any) -> Issued:
         """Wait until all ranks are here and have computed what they recorded before."""
         torch.accelerator.synchronize()
-        self.control.agree(Call("barrier"), _seconds(options)).finish()
+        self.agree(Call("barrier"), _seconds(options)).finish()
         return self._done(Issued([]))
 
     def monitored_barrier(self, options: Any, wait_all: bool) -> None:
@@ -232,41 +240,89 @@ class Group:
     def abort(self) -> None:
         """Give the group up: others that wait for this rank get an error."""
         self.control.close()
+        self._close(wait=False)
 
     def shutdown(self) -> None:
         """End the group; all ranks are expected to."""
+        self._close(wait=True)
         self.control.close()
+
+    def _close(self, wait: bool) -> None:
+        if self._is_open:
+            self._is_open = False
+            SENDER.stop(wait)
+
+    def agree(self, call: Call, timeout: float | None = None) -> Record:
+        """Wait until all ranks have come to something that no program does.
+
+        Args:
+            call: What it is.
+            timeout: Seconds to wait for the other ranks; the group's unless given.
+
+        Returns:
+            Its record.
+        """
+        with self.control.order:
+            record = self.control.called(call)
+            task = Task(lambda: self.control.agree(record, timeout))
+            SENDER.put(task, waits=True)
+        task.finish()
+        return record
 
     def run(
         self,
         call: Call,
         inputs: Tensors,
         build: Build,
+        written: Tensors,
+        *,
         timeout: float | None = None,
+        waits: bool = True,
         agreed: Record | None = None,
-    ) -> list[Any]:
+        on_hosts: Reduction | None = None,
+    ) -> Collective:
         """Run a collective.
 
         Args:
             call: What all ranks must agree on.
             inputs: Values of the program's parameters.
             build: Writes the program; it is called once for each ``call``.
+            written: Tensors that get the first results; one that shares its storage gets it when
+                the ranks have agreed, which is waited for.
             timeout: Seconds to wait for the other ranks; the group's unless given.
+            waits: Whether to return only when the ranks have agreed.
             agreed: Its record, where they have agreed before.
-
-        Returns:
-            Arrays of the results.
+            on_hosts: What to do with the one operand where that is in the host's memory.
         """
-        program = self._program(call, inputs, build)
-        arrays = [array_of(x) for x in inputs]
-        record = agreed or self.control.agree(call, timeout)
+        operands = [_C.Operand(x) for x in inputs]
+        promises: list[_C.Promise] = []
+        copied = []
+        for tensor in written:
+            promise = _C.promise(tensor)
+            if promise is None:
+                values = tensor.detach().new_empty(tensor.shape)
+                promise = _C.promise(values)
+                copied.append((tensor.detach(), values))
+            assert promise is not None  # of what is new
+            promises.append(promise)
         try:
-            results = list(program.execute(arrays).consume_with_handlers(program.handlers))
-        except Exception as error:
-            record.fail(error)
+            carrier = self._carrier(call, inputs, build, on_hosts)
+        except BaseException:
+            for promise in promises:
+                promise.end(True)
             raise
-        RECORDER.issued(record, results)
-        return results
+        waits = waits or bool(copied)
+        with self.control.order:
+            record = agreed or self.control.called(call)
+            work = Collective(
+                written, record, self.control, carrier, operands, promises, not agreed, timeout
+            )
+            SENDER.put(work, waits)
+        if waits:
+            work.wait(None)
+        for tensor, values in copied:
+            tensor.copy_(values)
+        return work
 
     def _run(
         self,
@@ -276,34 +332,58 @@ class Group:
         build: Build,
         written: Tensors,
         options: Any,
+        on_hosts: Reduction | None = None,
     ) -> Issued:
-        call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
+        values = tuple((tuple(x.shape), x.dtype) for x in inputs)
+        call = self._calls.get((kind, detail, values))
+        if call is None:
+            call = self._calls[kind, detail, values] = Call(kind, detail, values)
+        timeout = _seconds(options)
         if all(x.numel() == 0 for x in inputs):
-            self.control.agree(call, _seconds(options)).finish()
+            self.agree(call, timeout).finish()
             return self._done(Issued(written))
-        arrays = self.run(call, inputs, build, _seconds(options))
-        for tensor, array in zip(written, arrays):
-            write(tensor, array)
-        return self._done(Issued(written, arrays))
+        waits = not options.asyncOp
+        work = self.run(
+            call, inputs, build, written, timeout=timeout, waits=waits, on_hosts=on_hosts
+        )
+        return self._done(work)
 
     def _done(self, work: Issued) -> Issued:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    def _program(self, call: Call, inputs: Tensors, build: Build) -> Loaded:
+    def _carrier(
+        self, call: Call, inputs: Tensors, build: Build, on_hosts: Reduction | None
+    ) -> Carrier:
         shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
-        program = self._programs.get((call, shapes))
-        if program is None:
-            p = Program(self.size)
-            parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
-            results = build(p, parameters)
-            outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
-            program = collectives.obtain(
-                runtime.runtime(), self._devices, str(call), lambda: p.text(results), outputs
-            )
-            self._programs[call, shapes] = program
-        return program
+        carrier = self._carriers.get((call, shapes))
+        if carrier is None:
+            client = runtime.runtime().client
+            on_cpu = client.platform.name == "cpu"
+            if on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
+                device = client.devices[0]
+                take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
+                carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
+            else:
+                carrier = OnDevices(self._program(call, inputs, build, self._devices))
+            self._carriers[call, shapes] = carrier
+        return carrier
+
+    def _program(
+        self,
+        call: Call,
+        inputs: Tensors,
+        build: Build,
+        devices: Sequence[Any],
+        takes: bool = False,
+    ) -> Loaded:
+        p = Program(len(devices))
+        parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
+        results = build(p, parameters)
+        outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
+        text = partial(p.text, results, takes)
+        return collectives.obtain(runtime.runtime(), devices, str(call), text, outputs)
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:
         for x, y in zip(smaller, larger):
@@ -317,6 +397,10 @@ class Group:
 def _seconds(options: Any) -> float | None:
     seconds = options.timeout.total_seconds()
     return seconds if seconds > 0 else None
+
+
+def _unchanged(p: Program, xs: list[Value]) -> list[Value]:
+    return xs
 
 
 def _broadcast(p: Program, x: Value, root: int) -> Value:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from tpu_distributed.stablehlo import Program, Value
@@ -19,6 +21,12 @@ _OPS = {
     "BAND": "and",
     "BOR": "or",
     "BXOR": "xor",
+}
+_OF_ROWS: dict[str, Any] = {
+    "SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
 }
 _BITWISE = ("and", "or", "xor")
 
@@ -38,11 +46,27 @@ class Reduction:
     @staticmethod
     def of(op: Any) -> Reduction:
         """The reduction of a `torch.distributed.ReduceOp`."""
-        name = _name(op)
+        name = _NAMES.get(hash(op)) or _name(op)
         if name == "PREMUL_SUM":
             factor = op.__getstate__()[1]
             return Reduction(name, float(factor))
-        return Reduction(name)
+        return _PLAIN[name]
+
+    @property
+    def on_host(self) -> Any:
+        """The reduce op of gloo that sums, multiplies or compares; None where there is none."""
+        op = {"AVG": "SUM", "PREMUL_SUM": "SUM"}.get(self.name, self.name)
+        return getattr(dist.ReduceOp, op) if op in _OF_ROWS else None
+
+    def of_rows(self, rows: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """The reduction of arrays on the host, in order."""
+        function = _OF_ROWS.get(self.name, np.add)
+        if self.name == "PREMUL_SUM":
+            rows = [row * np.asarray(self.factor, row.dtype) for row in rows]
+        result = np.array(rows[0])
+        for row in rows[1:]:
+            function(result, row, out=result)
+        return result / np.asarray(len(rows), result.dtype) if self.name == "AVG" else result
 
     def __str__(self) -> str:
         factor = f" {self.factor:g}" if self.name == "PREMUL_SUM" else ""
@@ -91,3 +115,8 @@ def _name(op: Any) -> str:
         if op == getattr(dist.ReduceOp.RedOpType, name):
             return name
     raise ValueError(f"Reduce op {op} is not supported on device 'tpu'.")
+
+
+# A `ReduceOp` hashes as what it is of, and takes a while to compare.
+_NAMES = {hash(getattr(dist.ReduceOp.RedOpType, name)): name for name in _OPS}
+_PLAIN = {name: Reduction(name) for name in _OPS}

@@ -86,9 +86,17 @@ class Program:
         self._parameters.append(value)
         return value
 
-    def text(self, results: list[Value]) -> str:
-        """The program as text."""
-        parameters = ", ".join(f"{p.name}: {p.type}" for p in self._parameters)
+    def text(self, results: list[Value], takes: bool = False) -> str:
+        """The program as text.
+
+        Args:
+            results: What it returns.
+            takes: Whether each result takes the memory of the parameter of its number.
+        """
+        parameters = ", ".join(
+            f"{p.name}: {p.type}" + (f" {{tf.aliasing_output = {i} : i32}}" if takes else "")
+            for i, p in enumerate(self._parameters)
+        )
         types = ", ".join(r.type for r in results)
         body = "\n    ".join(self._lines)
         names = ", ".join(r.name for r in results)

@@ -12,8 +12,8 @@ import torch
 
 from tpu_distributed.control import Call
 from tpu_distributed.reductions import Reduction
+from tpu_distributed.sending import SENDER, Task
 from tpu_distributed.stablehlo import Program, Value
-from tpu_distributed.values import write
 from tpu_distributed.work import Issued
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ Tensors = Sequence[torch.Tensor]
 
 def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, options: Any) -> Issued:
     """Inputs of different sizes to all ranks; each rank knows the sizes by its outputs."""
-    arrays: list[Any] = []
     for outs, x in zip(outputs, inputs):
         longest = max(o.numel() for o in outs)
         call = Call("all_gather", "uneven", tuple((tuple(o.shape), o.dtype) for o in outs))
@@ -33,11 +32,11 @@ def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, option
             gathered = p.all_gather(xs[0])
             return [p.row(gathered, i) for i in range(p.size)]
 
-        results = group.run(call, [_padded(x, longest)], build, _seconds(options))
-        for out, array in zip(outs, results):
-            _write_start(out, array)
-        arrays += results
-    return Issued([o for outs in outputs for o in outs], arrays)
+        padded = [x.new_empty(longest) for _ in outs]
+        group.run(call, [_padded(x, longest)], build, padded, timeout=_seconds(options))
+        for out, whole in zip(outs, padded):
+            _write_start(out, whole)
+    return Issued([o for outs in outputs for o in outs])
 
 
 def reduce_scatter(
@@ -45,7 +44,6 @@ def reduce_scatter(
 ) -> Issued:
     """Items of different sizes; each rank knows the sizes by its inputs."""
     reduction = Reduction.of(options.reduceOp)
-    arrays: list[Any] = []
     for out, xs in zip(outputs, inputs):
         longest = max(x.numel() for x in xs)
         shapes = tuple((tuple(x.shape), x.dtype) for x in xs)
@@ -55,10 +53,10 @@ def reduce_scatter(
             return [reduction.reduce_scatter(p, p.stack(rows))]
 
         rows = [_padded(x, longest) for x in xs]
-        results = group.run(call, rows, build, _seconds(options))
-        _write_start(out, results[0])
-        arrays += results
-    return Issued(outputs, arrays)
+        padded = out.new_empty(longest)
+        group.run(call, rows, build, [padded], timeout=_seconds(options))
+        _write_start(out, padded)
+    return Issued(outputs)
 
 
 def all_to_all_single(
@@ -74,20 +72,23 @@ def all_to_all_single(
     sizes = list(input_sizes) or [input.shape[0] // size] * size
     wanted = list(output_sizes) or [output.shape[0] // size] * size
     outs = list(output.detach().split(wanted))
-    work = all_to_all(group, outs, list(input.split(sizes)), options)
-    return Issued([output], work.arrays)
+    all_to_all(group, outs, list(input.split(sizes)), options)
+    return Issued([output])
 
 
 def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
     """Input ``i`` to rank ``i``; only the two of them know its size."""
     dtype = inputs[0].dtype
     call = Call("all_to_all", "uneven", (((), dtype),))
-    record = group.control.agree(call, _seconds(options))
+    record = group.agree(call, _seconds(options))
     own = torch.tensor([max(t.numel() for t in (*inputs, *outputs))])
     longest = own
     if group.size > 1:
         everyone = torch.zeros(group.size, dtype=torch.int64)
-        group.control.exchange(own, everyone, record, _seconds(options))
+        timeout = _seconds(options)
+        task = Task(lambda: group.control.exchange(own, everyone, record, timeout))
+        SENDER.put(task, waits=True)
+        task.finish()
         longest = everyone.max()
     length = int(longest)
     if length == 0:
@@ -100,10 +101,11 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) ->
         return [p.row(exchanged, i) for i in range(p.size)]
 
     rows = [_padded(x, length) for x in inputs]
-    arrays = group.run(parts, rows, build, agreed=record)
-    for out, array in zip(outputs, arrays):
-        _write_start(out, array)
-    return Issued(outputs, arrays)
+    padded = [x.new_empty(length) for x in inputs]
+    group.run(parts, rows, build, padded, agreed=record)
+    for out, whole in zip(outputs, padded):
+        _write_start(out, whole)
+    return Issued(outputs)
 
 
 def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -111,13 +113,9 @@ def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
     return torch.nn.functional.pad(flat, (0, length - flat.numel()))
 
 
-def _write_start(out: torch.Tensor, array: Any) -> None:
-    """Write as much of a 1-d array as a tensor has elements."""
-    if out.numel() == 0:
-        return
-    padded = torch.empty(array.shape, dtype=out.dtype, device=out.device)
-    write(padded, array)
-    out.detach().copy_(padded[: out.numel()].view(out.shape))
+def _write_start(out: torch.Tensor, values: torch.Tensor) -> None:
+    """Write as much of a 1-d tensor as another has elements."""
+    out.detach().copy_(values[: out.numel()].view(out.shape))
 
 
 def _seconds(options: Any) -> float | None:

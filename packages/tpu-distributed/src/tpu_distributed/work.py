@@ -8,44 +8,36 @@ from typing import Any
 
 import torch
 
+from tpu_core import _C
 from tpu_core.xla_status import map_xla_error
 from tpu_distributed.control import Control
-from tpu_distributed.flights.recorder import Record
+from tpu_distributed.flights.recorder import RECORDER, Record
+from tpu_distributed.programs import Carrier
+from tpu_distributed.sending import SENDER
 
 
 class Issued:
-    """A collective that was sent to the device, which runs in order: nothing is left to wait for.
+    """Something of which nothing is left to wait for.
 
     Args:
         tensors: Its results.
-        arrays: What the device computes for it.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Any] = ()) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
-        self.arrays = list(arrays)
 
     def wait(self, timeout: float | None) -> None:
-        """Let what is recorded from now on see the results. The host does not wait."""
+        """Let what is recorded from now on see the results."""
+
+    def prepare_future(self) -> None:
+        """Do what is needed for the tensors to be used by ops that are recorded from now on."""
 
     def is_completed(self) -> bool:
         """Whether the device is done with it."""
-        try:
-            return all(a.is_deleted() or a.is_ready() for a in self.arrays)
-        except Exception:  # it failed, and `exception` says how
-            return True
+        return True
 
     def exception(self) -> BaseException | None:
         """Why it failed, once it is completed."""
-        if not self.is_completed():
-            return None
-        for array in self.arrays:
-            if array.is_deleted():
-                continue
-            try:
-                array.block_until_ready()
-            except Exception as error:
-                return map_xla_error(error, stage="run")
         return None
 
     def result(self) -> list[torch.Tensor]:
@@ -55,6 +47,109 @@ class Issued:
     def source_rank(self) -> int:
         """Only what was received has a source."""
         return -1
+
+
+class Collective(Issued):
+    """A collective that is sent to the device when its turn has come.
+
+    Args:
+        tensors: Its results, for the user.
+        record: Of the call.
+        control: Agrees with the other ranks.
+        carrier: Carries it out.
+        operands: What it reads.
+        promises: What it writes, one for each of the first results of the program.
+        agrees: Whether the ranks are still to agree.
+        timeout: Seconds to wait for them; the group's unless given.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        record: Record,
+        control: Control,
+        carrier: Carrier,
+        operands: Sequence[_C.Operand],
+        promises: Sequence[_C.Promise],
+        agrees: bool,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(tensors)
+        self.is_sent = False
+        self._record, self._control, self._carrier = record, control, carrier
+        self._operands, self._promises = operands, promises
+        self._agrees, self._timeout = agrees, timeout
+        self._arrays: list[Any] = []
+        self._error: BaseException | None = None
+        self._is_entered = False  # the device may have taken operands that were given up
+
+    def send(self) -> list[Any]:
+        """Agree with the other ranks, and give the program to the device. Raises nothing."""
+        try:
+            arrays = [operand.array() for operand in self._operands]
+            payloads: Sequence[Any] = ()
+            if self._agrees:
+                payload = self._carrier.payload(arrays)
+                payloads = self._control.agree(self._record, self._timeout, payload)
+            self._is_entered = True
+            takes = all(operand.is_last_use() for operand in self._operands)
+            try:
+                self._arrays = self._carrier.run(arrays, takes, payloads, self._record)
+            except Exception as error:
+                self._record.fail(error)
+                raise
+            del arrays
+            RECORDER.issued(self._record, self._arrays)
+            for promise, array in zip(self._promises, self._arrays):
+                promise.keep(array)
+            self._promises = ()
+        except BaseException as error:
+            self._error = error
+            for promise in self._promises:
+                promise.fail(error)
+        for operand in self._operands:
+            operand.release()
+        self._operands = ()
+        self.is_sent = True
+        return self._arrays
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until the ranks have agreed and the device has its program, not for the results.
+
+        Raises:
+            TpuError: Why it could not be sent. Where that was found before anything was, the
+                tensors have the values that they had before.
+        """
+        SENDER.wait(self)
+        if self._error is not None:
+            for promise in self._promises:
+                promise.end(not self._is_entered)
+            self._promises = ()
+            raise self._error
+
+    def is_completed(self) -> bool:
+        """Whether the device is done with it."""
+        if not self.is_sent:
+            return False
+        try:
+            return all(a.is_deleted() or a.is_ready() for a in self._arrays)
+        except Exception:  # it failed, and `exception` says how
+            return True
+
+    def exception(self) -> BaseException | None:
+        """Why it failed, once it is completed."""
+        if not self.is_completed():
+            return None
+        if self._error is not None:
+            return self._error
+        for array in self._arrays:
+            if array.is_deleted():
+                continue
+            try:
+                array.block_until_ready()
+            except Exception as error:
+                return map_xla_error(error, stage="run")
+        return None
 
 
 class Sent(Issued):
@@ -93,6 +188,10 @@ class Sent(Issued):
         self._record.finish()
         self._finish()
 
+    def prepare_future(self) -> None:
+        """Wait for the message."""
+        self.wait(None)
+
     def is_completed(self) -> bool:
         """Whether the message was passed on, or never will be."""
         return self._done or self._error is not None or bool(self._work.is_completed())
@@ -127,6 +226,11 @@ class Several(Issued):
         """Wait for each."""
         for work in self._works:
             work.wait(timeout)
+
+    def prepare_future(self) -> None:
+        """As of each."""
+        for work in self._works:
+            work.prepare_future()
 
     def is_completed(self) -> bool:
         """Whether all are."""

@@ -49,7 +49,7 @@ def obtain(
     text = module()
     key = fingerprint(
         module=text,
-        devices=[device.id for device in devices],
+        devices=[device.id for device in devices] if len(devices) > 1 else None,
         platform=client.version,
         versions=source_versions(),
     )
@@ -70,7 +70,7 @@ def obtain(
     METRICS.compiled(
         CompileEvent(
             time.perf_counter() - started,
-            f"{name} over {len(devices)} devices is new",
+            f"{name} over {len(devices)} devices is new" if len(devices) > 1 else f"{name} is new",
             source,
             1,
             line,

@@ -396,4 +396,16 @@ void set_thread_precision(int precision) { t_precision = precision; }
 
 void set_implementations(uint64_t digest) { g_implementations.store(digest, std::memory_order_relaxed); }
 
+bool is_whole(const at::Tensor& t) {
+  auto& value = *cell_of(t)->value;
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    settle_type(value, t);
+  }
+  const auto& l = value.layout;
+  return t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
+      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+}
+
 }  // namespace tpu

@@ -7,6 +7,7 @@
 #include "memory.h"
 #include "process_group.h"
 #include "program.h"
+#include "promises.h"
 #include "python.h"
 #include "record.h"
 #include "tensors.h"
@@ -74,34 +75,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 py::object value_array(const at::Tensor& t, const char* reason) {
   ensure_initialized();
-  ValuePtr value = cell_of(t)->value;
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    if (value->state != State::Uninitialized) settle(value, lock, reason);
-  }
-  if (value->state == State::Uninitialized || value->state == State::Host) {
-    at::Tensor host = value->state == State::Host
-        ? value->host
-        : at::zeros(value->layout.sizes, at::TensorOptions().dtype(value->layout.dtype));
-    py::object array = callback("device_put")(py::cast(host), value->device);
-    value->set_array(array.release().ptr());
-  }
-  drop_padding(*value);
-  return py::reinterpret_borrow<py::object>(value->array);
-}
-
-// Whether the tensor is exactly its storage's value: same dtype, sizes and order.
-bool is_whole(const at::Tensor& t) {
-  auto& value = *cell_of(t)->value;
-  {
-    WithoutGil no_gil;
-    Lock lock(g_mutex);
-    settle_type(value, t);
-  }
-  const auto& l = value.layout;
-  return t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
-      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+  return array_of_value(ValuePtr(cell_of(t)->value), reason);
 }
 
 at::Tensor from_array(py::object array, const at::Tensor& like, bool shared) {
@@ -289,6 +263,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_thread_precision", &set_thread_precision);
   m.def("set_implementations", &set_implementations);
   register_process_group(m);
+  register_promises(m);
   m.def("user_line", [] {
     Line line;
     {

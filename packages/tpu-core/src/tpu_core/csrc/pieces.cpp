@@ -127,6 +127,19 @@ void run_apart(Segment& s, const PythonError& error) {
   notify_settled();
 }
 
+void run_others(Segment& s) {
+  Segment part;
+  Cut c;
+  {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    part = part_of(s, 0, s.nodes.size());
+    c = decide(part);
+    notify_settled();
+  }
+  if (!part.nodes.empty()) run(part, c);
+}
+
 void run_in_pieces(Segment& s) {
   std::optional<PythonError> first;
   const auto ending = last_uses(s);

@@ -17,6 +17,9 @@ Segment part_of(const Segment& s, const std::vector<size_t>& nodes);
 // fail. The caller raises the error.
 void run_apart(Segment& s, const PythonError& error);
 
+// Runs what does not follow from inputs that failed; the rest fails with them.
+void run_others(Segment& s);
+
 // Runs a segment op by op. What fails fails with what depends on it, and is thrown once the others have
 // run; the segment has no ops then.
 void run_in_pieces(Segment& s);

@@ -83,7 +83,10 @@ class PythonWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     std::lock_guard<std::mutex> lock(future_mutex_);
     if (future_) return future_;
-    wait(kNoTimeout);
+    {
+      py::gil_scoped_acquire gil;
+      impl_.call("prepare_future");
+    }
     auto tensors = result();
     std::vector<c10::Device> devices;
     if (!tensors.empty()) devices.push_back(tensors[0].device());

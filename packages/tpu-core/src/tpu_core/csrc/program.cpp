@@ -258,7 +258,7 @@ void give_up(Segment& s, const PythonError& error) {
 
 void run(Segment& s, Cut& c) {
   if (c.failed) {
-    fail(s, c.failed);
+    run_others(s);
     c.failed->raise();
   }
   if (c.live.empty()) return;  // nothing that ran could be seen

@@ -1,5 +1,6 @@
 // Reads of device values by the host.
 #include "memory.h"
+#include "program.h"
 #include "python.h"
 #include "tensors.h"
 #include "trace.h"
@@ -92,6 +93,23 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
   auto host = read_elements(*value, reason);
   if (host.scalar_type() != t.scalar_type()) host = elements(host.view(at::kByte), t.scalar_type());
   return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
+}
+
+py::object array_of_value(const ValuePtr& value, const char* reason) {
+  {
+    WithoutGil no_gil;
+    Lock lock(g_mutex);
+    if (value->state != State::Uninitialized) settle(value, lock, reason);
+  }
+  if (value->state == State::Uninitialized || value->state == State::Host) {
+    at::Tensor host = value->state == State::Host
+        ? value->host
+        : at::zeros(value->layout.sizes, at::TensorOptions().dtype(value->layout.dtype));
+    py::object array = callback("device_put")(py::cast(host), value->device);
+    value->set_array(array.release().ptr());
+  }
+  drop_padding(*value);
+  return py::reinterpret_borrow<py::object>(value->array);
 }
 
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {

@@ -185,6 +185,7 @@ at::Tensor new_tensor(const Layout& l, int16_t device, ValuePtr& value) {
 // Another trace may still have to make an operand; recording starts over once it has.
 bool settle_operands(Call& c, Trace* trace, Lock& lock) {
   auto foreign = [&](const ValuePtr& v) {
+    if (v->is_promised()) return false;  // the cut waits for it
     return (v->state == State::Pending && v->trace != trace) || v->state == State::Running;
   };
   bool settled = false;

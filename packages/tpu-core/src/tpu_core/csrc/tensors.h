@@ -1,6 +1,7 @@
 // Tensors that need more than recording: factories, views, copies, host reads, storage swaps.
 #pragma once
 
+#include "python.h"
 #include "value.h"
 
 namespace tpu {
@@ -15,6 +16,8 @@ void count_host_to_device(size_t nbytes);
 std::pair<uint64_t, uint64_t> host_to_device_counts();  // copies, bytes
 // A device tensor's value as a CPU tensor of the same shape; waits for it.
 at::Tensor read_tensor(const at::Tensor& t, const char* reason);
+// A value as a jax.Array, which is made of one that is still on the host; what failed is raised. Needs the GIL.
+py::object array_of_value(const ValuePtr& value, const char* reason);
 // Begins a copy of a device tensor to pinned memory that ends before the device's next synchronisation;
 // false where there is nothing to wait for or `host` is not pinned.
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t);

@@ -18,9 +18,36 @@ uint64_t g_stamp = 0;
 // Never destroyed: static destructors run after the interpreter's end.
 auto& g_traces = *new std::unordered_set<Trace*>();
 
+// Until another thread has changed the state of a value.
+void wait_for_change(Lock& lock) {
+  WithoutGil no_gil;
+  ++g_waiting;
+  g_finished.wait(lock);
+  --g_waiting;
+}
+
 // A segment that has run lends its memory to the next: in Strict each op is a segment.
 constexpr size_t kSpareNodes = 1024;
 thread_local Segment t_spare;
+
+// An input that is pending or running is another thread's, or promised: it must be there first. So must
+// collectives be sent that read it, or whether it is donated would follow from chance. What it failed with is
+// raised when the segment runs.
+void await_input(const ValuePtr& v, Lock& lock) {
+  while (true) {
+    if (v->state == State::Pending) {
+      try {
+        flush(v->trace, lock, "another thread's value");
+      } catch (const PythonError&) {
+        if (v->state != State::Failed) throw;
+      }
+    } else if (v->state == State::Running || v->holds) {
+      wait_for_change(lock);
+    } else {
+      return;
+    }
+  }
+}
 
 void recycle(Segment&& s) {
   s.clear();
@@ -116,12 +143,12 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   for (size_t i = 0; i < segment.slots.size(); ++i)
     if (!segment.is_input[i] && segment.slots[i]->state == State::Pending)
       segment.slots[i]->state = State::Running;
-  // An input that is still pending or running belongs to another thread: it must be there first.
-  for (size_t i = 0; i < segment.slots.size(); ++i) {
-    if (!segment.is_input[i]) continue;
-    const auto state = segment.slots[i]->state;
-    if (state == State::Pending || state == State::Running)
-      settle(ValuePtr(segment.slots[i]), lock, "another thread's value");
+  try {
+    for (size_t i = 0; i < segment.slots.size(); ++i)
+      if (segment.is_input[i]) await_input(ValuePtr(segment.slots[i]), lock);
+  } catch (const PythonError&) {
+    put_back(trace, segment);
+    throw;
   }
   Cut decision = decide(segment);
   lock.unlock();
@@ -158,13 +185,9 @@ void settle(const ValuePtr& v, Lock& lock, const char* cut) {
       case State::Pending:
         flush(v->trace, lock, cut);
         break;
-      case State::Running: {
-        WithoutGil no_gil;
-        ++g_waiting;
-        g_finished.wait(lock);
-        --g_waiting;
+      case State::Running:
+        wait_for_change(lock);
         break;
-      }
       case State::Failed:
         v->failure->raise();
       default:

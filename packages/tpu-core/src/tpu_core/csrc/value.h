@@ -60,6 +60,7 @@ struct Value final : c10::intrusive_ptr_target {
   Trace* trace = nullptr;      // Pending or Running: the trace that makes it
   uint64_t stamp = 0;          // the trace segment that `slot` is valid in
   uint32_t slot = 0;
+  uint32_t holds = 0;          // references of collectives that wait for their turn
   std::shared_ptr<const Failure> failure;  // Failed
 
   ~Value() override;
@@ -67,6 +68,8 @@ struct Value final : c10::intrusive_ptr_target {
   static void operator delete(void* memory);
   void set_array(PyObject* owned);  // becomes Ready
   void fail(std::shared_ptr<const Failure> why);
+  // Whether a collective will make it that was called and is not sent yet.
+  bool is_promised() const { return state == State::Running && !trace; }
 };
 using ValuePtr = c10::intrusive_ptr<Value>;
 

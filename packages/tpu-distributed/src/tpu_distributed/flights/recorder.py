@@ -142,7 +142,6 @@ class FlightRecorder:
         """A new record; its line is that of the user's frame."""
         record = Record(group, ranks, sequence, call, _C.user_line())
         with self._lock:
-            self._settle(_SETTLED_AT_ONCE)
             self._records.append(record)
             self._made += 1
         return record
@@ -151,6 +150,7 @@ class FlightRecorder:
         """A collective's program was sent to the device, which computes these arrays."""
         record.issue(arrays)
         with self._lock:
+            self._settle(_SETTLED_AT_ONCE)
             self._issued.append(record)
 
     def records(self) -> list[dict[str, Any]]:
