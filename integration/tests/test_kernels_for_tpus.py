@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +129,8 @@ def test_attention_over_pages_has_kernels(topology: str) -> None:
     arguments = (query, pages, keys, lengths, places, starts)
     made = tpu_compile.aot(Decoding(), arguments, topology=topology)
     assert made.hlo.count('custom_call_target="tpu_custom_call"') == 2
+
+
 EXPERTS, ROWS = 16, 4096
 
 

@@ -133,7 +133,7 @@ void run_others(Segment& s) {
   {
     Lock lock(g_mutex, std::defer_lock);
     acquire(lock);
-    part = part_of(s, 0, s.nodes.size());
+    part = part_of(s, range(0, s.nodes.size()));
     c = decide(part);
     notify_settled();
   }
