@@ -25,7 +25,8 @@ def mark_updates(module: GraphModule, written: list[int]) -> None:
 
 def updates(key: str) -> dict[int, int]:
     """For results of the program of a graph, by its key, the tensor input that each is to be."""
-    graph = GRAPHS[key]
+    if (graph := GRAPHS.get(key)) is None:  # let go of by a reset, which lowering it will say
+        return {}
     made = [result for result, is_made in zip(graph.results, graph.made) if is_made]
     marked = {i: r.meta[_UPDATES] for i, r in enumerate(made) if _UPDATES in r.meta}
     return {i: graph.tensors.index(at) for i, at in marked.items() if at in graph.tensors}

@@ -37,10 +37,21 @@ std::vector<size_t> new_state(const Segment& s, const Cut& c) {
       .cast<std::vector<size_t>>();
 }
 
+// Does a part of the segment's work. What stops it keeps nobody waiting for the segment's values.
+template <typename F>
+auto working_for(Segment& s, F work) {
+  try {
+    return work();
+  } catch (const PythonError& error) {
+    if (!error.is_interruption()) give_up(s, error);  // else none of it has run
+    throw;
+  }
+}
+
 }  // namespace
 
 void run_after_new_state(Segment& s, Cut& c) {
-  const auto nodes = new_state(s, c);
+  const auto nodes = working_for(s, [&] { return new_state(s, c); });
   if (nodes.empty()) return run(s, c);
   std::vector<size_t> others;
   for (size_t i = 0; i < s.nodes.size(); ++i)
@@ -55,12 +66,7 @@ void run_after_new_state(Segment& s, Cut& c) {
       state = part_of(s, nodes);
       of_state = decide(state);
     }
-    try {
-      run(state, of_state);
-    } catch (const PythonError& error) {
-      if (!error.is_interruption()) give_up(s, error);  // else none of it has run
-      throw;
-    }
+    working_for(s, [&] { run(state, of_state); });
   }
   {
     Lock lock(g_mutex, std::defer_lock);
