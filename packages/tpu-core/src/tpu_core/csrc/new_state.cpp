@@ -14,18 +14,21 @@ namespace {
 struct Divided {
   const Program* rest = nullptr;
   uint64_t times = 0;
+  uint64_t segments = 0;  // how many there had been, the last time
 };
 // By the key of the whole; guarded by the GIL. Never destroyed: static destructors run after the
 // interpreter's end.
 auto& g_divided = *new std::unordered_map<Hash128, Divided, HashOfHash>();
 constexpr size_t kMostDivided = 4096;
 
-// Whether a segment that was divided came again as it was before: it is a loop's own, as of one that makes
-// a buffer in each round, and better off as one program. Where the rest came alone, too, dividing it
-// made no program for nothing.
+// Whether a segment that was divided comes again with no other in between: it is a loop's own, of one that
+// makes a buffer in each round, and better off as one program. Where the rest came alone, too, or where
+// other segments follow, as where a model generates, one more program would gain less than it costs.
 bool is_better_whole(const Hash128& key) {
   const auto it = g_divided.find(key);
-  return it != g_divided.end() && !(it->second.rest && it->second.rest->runs > it->second.times);
+  if (it == g_divided.end()) return false;
+  const auto& [rest, times, segments] = it->second;
+  return !(rest && rest->runs > times) && counters().segments == segments + 1;
 }
 
 std::vector<size_t> new_state(const Segment& s, const Cut& c) {
@@ -80,6 +83,7 @@ void run_after_new_state(Segment& s, Cut& c) {
   auto& divided = g_divided[key];
   divided.rest = c.program;
   ++divided.times;
+  divided.segments = counters().segments;
 }
 
 void forget_new_state() { g_divided.clear(); }
