@@ -25,7 +25,8 @@ class Prefetcher(Generic[Batch]):
         self.loader, self.device, self.depth = loader, device, depth
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # raises for a loader without a length
+        loader: Any = self.loader  # of an iterable without a length this raises, as it would itself
+        return len(loader)
 
     def __iter__(self) -> Iterator[Batch]:
         source = iter(self.loader)

@@ -14,7 +14,8 @@ def install() -> None:
     copyreg.pickle(Backend.Options, _reduce)  # of exactly this class
     if not hasattr(Backend, "options"):
         # PyTorch's stub says that it has them; only its subclasses do.
-        Backend.options = property(_options)  # type: ignore[misc, assignment]
+        backend: Any = Backend
+        backend.options = property(_options)
 
 
 def _options(backend: Any) -> Any:
