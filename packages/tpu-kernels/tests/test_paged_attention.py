@@ -12,8 +12,8 @@ import torch.nn.functional as F
 import tpu_kernels
 from tpu_core.lowering.implementations import Target, lowering_for
 from tpu_kernels import KernelRuleError, paged_attention
+from tpu_kernels.ops.paged import PagedArguments
 from tpu_kernels.ops.paged_attention.api import KERNEL
-from tpu_kernels.ops.paged_attention.arguments import PagedArguments
 from tpu_kernels.ops.paged_attention.pallas import paged_attention as kernel
 
 LENGTHS = [37, 0, 1, 64]

@@ -13,8 +13,8 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_pa
 
 from tpu_core.lowering.implementations import Target, lowering_for
 from tpu_kernels import KernelRuleError, ragged_paged_attention
+from tpu_kernels.ops.paged import PagedArguments
 from tpu_kernels.ops.ragged_paged_attention.api import KERNEL
-from tpu_kernels.ops.ragged_paged_attention.arguments import RaggedArguments
 from tpu_kernels.ops.ragged_paged_attention.pallas import ragged_paged_attention as kernel
 
 # Keys of each sequence, and how many of its tokens are new: a prompt, single tokens, a part of one.
@@ -88,7 +88,7 @@ def test_plain_values_are_those_that_the_kernel_promises() -> None:
 
 
 def test_when_the_kernel_is_chosen() -> None:
-    given = RaggedArguments((64, 8, 128), (20, 16, 4, 128), (4, 5), "bfloat16")
+    given = PagedArguments((64, 8, 128), (20, 16, 4, 128), (4, 5), "bfloat16")
     tpu = Target("tpu", kind="TPU v5e")
     assert KERNEL.select(given, tpu, None).name == "pallas"
     for target, rule in (

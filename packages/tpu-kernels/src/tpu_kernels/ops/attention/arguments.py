@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from tpu_kernels.ops.rules import common_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,11 @@ def _arguments(
     scale: Any,
     bias_gradient: bool = False,
 ) -> AttentionArguments:
-    dtypes = {np.dtype(x.dtype).name for x in (query, key, value)}
     return AttentionArguments(
         tuple(query.shape),
         tuple(key.shape),
         tuple(value.shape),
-        dtypes.pop() if len(dtypes) == 1 else "mixed",
+        common_dtype(query, key, value),
         None if bias is None else tuple(bias.shape),
         dropout,
         is_causal,

@@ -23,6 +23,7 @@ from tpu_kernels.ops.attention.blocks import Blocks
 from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
+from tpu_kernels.ops.rules import HAS_BFLOAT16
 
 _LARGEST_HEAD = 512
 # Among the arguments of the backward pass that follow on the sums.
@@ -221,10 +222,7 @@ FLASH = Implementation(
             "then stay divided as they come, and lengths are gathered.",
             lambda a, target: target.devices == 1 or target.division is not None,
         ),
-        Rule(
-            "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
-            lambda a, target: target.kind not in ("TPU v2", "TPU v3"),
-        ),
+        HAS_BFLOAT16,
     ),
     functions=MappingProxyType({FORWARD: forward, BACKWARD: backward}),
 )

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpu_kernels.ops.attention import masks
 from tpu_kernels.ops.attention.blocks import Blocks
-from tpu_kernels.ops.attention.flash_forward import FLOAT32, QUERY_KEY
+from tpu_kernels.ops.attention.flash_forward import FLOAT32, QUERY_KEY, Index, by_rows
 
 Operands = tuple[jax.Array, ...]
 """Query, key, value, the result's gradient, logarithms of sums, and dots of result and gradient.
@@ -72,6 +72,24 @@ def _query_kernel(
         out_ref[...] = (sum_ref[...] * scale).astype(out_ref.dtype)
 
 
+def _specs(
+    operands: Operands, bias: jax.Array | None, blocks: Blocks, indices: tuple[Index, ...]
+) -> list[Any]:
+    """Blocks of the operands and the bias, where rows, keys, bias and rows' sums are."""
+    of_rows, of_keys, of_bias, of_sums = indices
+    size, value_size = operands[0].shape[3], operands[2].shape[3]
+    rows, columns = blocks.block_rows, blocks.block_columns
+    return [
+        pl.BlockSpec((None, None, rows, size), of_rows),
+        pl.BlockSpec((None, None, columns, size), of_keys),
+        pl.BlockSpec((None, None, columns, value_size), of_keys),
+        pl.BlockSpec((None, None, rows, value_size), of_rows),
+        pl.BlockSpec((None, None, 1, rows), of_sums),
+        pl.BlockSpec((None, None, 1, rows), of_sums),
+        masks.spec(bias, blocks, of_bias),
+    ]
+
+
 def of_query(operands: Operands, bias: jax.Array | None, blocks: Blocks, scale: float) -> jax.Array:
     """The gradient of the query.
 
@@ -81,19 +99,12 @@ def of_query(operands: Operands, bias: jax.Array | None, blocks: Blocks, scale: 
         blocks: Of the scores.
         scale: Of the scores.
     """
-    query, key, value = operands[:3]
+    query, key = operands[:2]
     batch, heads, _, size = query.shape
-    group, value_size = heads // key.shape[1], value.shape[3]
-    rows, columns = blocks.block_rows, blocks.block_columns
+    group = heads // key.shape[1]
+    rows = blocks.block_rows
 
-    def of_keys(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, lax.div(h, group), blocks.column_block(i, j), 0
-
-    def of_bias(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, h, i, blocks.column_block(i, j)
-
-    def of_rows(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, h, i, 0
+    of_rows, of_keys, of_bias = by_rows(blocks, group)
 
     def of_sums(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
         return b, h, 0, i
@@ -101,15 +112,7 @@ def of_query(operands: Operands, bias: jax.Array | None, blocks: Blocks, scale: 
     made: jax.Array = pl.pallas_call(
         functools.partial(_query_kernel, blocks=blocks, scale=scale),
         grid=(batch, heads, blocks.row_blocks, blocks.seen_column_blocks),
-        in_specs=[
-            pl.BlockSpec((None, None, rows, size), of_rows),
-            pl.BlockSpec((None, None, columns, size), of_keys),
-            pl.BlockSpec((None, None, columns, value_size), of_keys),
-            pl.BlockSpec((None, None, rows, value_size), of_rows),
-            pl.BlockSpec((None, None, 1, rows), of_sums),
-            pl.BlockSpec((None, None, 1, rows), of_sums),
-            masks.spec(bias, blocks, of_bias),
-        ],
+        in_specs=_specs(operands, bias, blocks, (of_rows, of_keys, of_bias, of_sums)),
         out_specs=pl.BlockSpec((None, None, rows, size), of_rows),
         out_shape=jax.ShapeDtypeStruct(query.shape, query.dtype),
         scratch_shapes=[pltpu.VMEM((rows, size), FLOAT32)],
@@ -172,7 +175,7 @@ def of_key_and_value(
     query, key, value = operands[:3]
     batch, key_heads, _, size = key.shape
     group, value_size = query.shape[1] // key_heads, value.shape[3]
-    rows, columns = blocks.block_rows, blocks.block_columns
+    columns = blocks.block_columns
 
     def of_keys(b: Any, h: Any, j: Any, g: Any, i: Any) -> tuple[Any, ...]:
         return b, h, j, 0
@@ -189,15 +192,7 @@ def of_key_and_value(
     made: tuple[jax.Array, jax.Array] = pl.pallas_call(
         functools.partial(_key_kernel, blocks=blocks, scale=scale),
         grid=(batch, key_heads, blocks.column_blocks, group, blocks.row_blocks),
-        in_specs=[
-            pl.BlockSpec((None, None, rows, size), of_rows),
-            pl.BlockSpec((None, None, columns, size), of_keys),
-            pl.BlockSpec((None, None, columns, value_size), of_keys),
-            pl.BlockSpec((None, None, rows, value_size), of_rows),
-            pl.BlockSpec((None, None, 1, rows), of_sums),
-            pl.BlockSpec((None, None, 1, rows), of_sums),
-            masks.spec(bias, blocks, of_bias),
-        ],
+        in_specs=_specs(operands, bias, blocks, (of_rows, of_keys, of_bias, of_sums)),
         out_specs=[
             pl.BlockSpec((None, None, columns, size), of_keys),
             pl.BlockSpec((None, None, columns, value_size), of_keys),

@@ -8,6 +8,7 @@ without a broadcast.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -80,6 +81,29 @@ def _kernel(
         logsumexp_ref[...] = logsumexp.T[:1, :]
 
 
+Index = Callable[..., tuple[Any, ...]]
+
+
+def by_rows(blocks: Blocks, group: int) -> tuple[Index, Index, Index]:
+    """Where blocks of queries, keys and the bias are, for a grid of blocks of queries, then keys.
+
+    Args:
+        blocks: Of the scores.
+        group: How many heads of the queries share one of the keys.
+    """
+
+    def of_rows(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return b, h, i, 0
+
+    def of_keys(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return b, lax.div(h, group), blocks.column_block(i, j), 0
+
+    def of_bias(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return b, h, i, blocks.column_block(i, j)
+
+    return of_rows, of_keys, of_bias
+
+
 def forward(
     query: jax.Array,
     key: jax.Array,
@@ -107,14 +131,7 @@ def forward(
     group, value_size = heads // key.shape[1], value.shape[3]
     rows, columns = blocks.block_rows, blocks.block_columns
 
-    def of_keys(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, lax.div(h, group), blocks.column_block(i, j), 0
-
-    def of_bias(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, h, i, blocks.column_block(i, j)
-
-    def of_rows(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return b, h, i, 0
+    of_rows, of_keys, of_bias = by_rows(blocks, group)
 
     made: tuple[jax.Array, jax.Array] = pl.pallas_call(
         functools.partial(_kernel, blocks=blocks, scale=scale),

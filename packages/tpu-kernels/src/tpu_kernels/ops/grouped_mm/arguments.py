@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from tpu_kernels.ops.rules import common_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,9 @@ def of_call(
     self: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> GroupedArguments:
     """From those of ``_grouped_mm``."""
-    dtypes = {np.dtype(x.dtype).name for x in (self, mat2)}
     return GroupedArguments(
         tuple(self.shape),
         tuple(mat2.shape),
         self.shape[0] if offs is None else offs.shape[0],
-        dtypes.pop() if len(dtypes) == 1 else "mixed",
+        common_dtype(self, mat2),
     )

@@ -21,6 +21,7 @@ from tpu_kernels.ops.grouped_mm.names import GROUPED_MM
 from tpu_kernels.ops.grouped_mm.tiles import tiles
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
+from tpu_kernels.ops.rules import HAS_BFLOAT16, ONE_DEVICE
 
 # What jit would cache knows nothing of the interpreter; the function has no annotations.
 _kernel: Any = vars(tgmm)["__wrapped__"]
@@ -62,14 +63,8 @@ MEGABLOX = Implementation(
             lambda a, target: len(a.left) == len(a.right) == 2,
         ),
         Rule("No size is 0.", lambda a, target: 0 not in (*a.left, *a.right, a.groups)),
-        Rule(
-            "The program is for one device: XLA divides no kernel among several.",
-            lambda a, target: target.devices == 1,
-        ),
-        Rule(
-            "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
-            lambda a, target: target.kind not in ("TPU v2", "TPU v3"),
-        ),
+        ONE_DEVICE,
+        HAS_BFLOAT16,
     ),
     functions=MappingProxyType({GROUPED_MM: grouped_mm}),
 )

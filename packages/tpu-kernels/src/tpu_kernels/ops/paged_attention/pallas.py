@@ -12,17 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as kernel
 
-from tpu_core.lowering.implementations import Target
 from tpu_kernels.ops.mosaic import calling
-from tpu_kernels.ops.paged_attention.arguments import PagedArguments
+from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY
 from tpu_kernels.ops.paged_attention.names import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
+from tpu_kernels.ops.rules import HAS_BFLOAT16, ONE_DEVICE
 
 # Keys that are fetched at a time: pages are small.
 _KEYS = 512
 _LARGEST_PAGE = 1024
-# Indices of pages in the megabyte of scalar memory, which has some more to hold.
-_INDICES = 3 * 2**16
 
 
 def _pages_at_a_time(places: int, page: int) -> int:
@@ -61,17 +59,13 @@ def paged_attention(
     return jnp.where(lengths[:, None, None] > 0, out, 0).astype(query.dtype)
 
 
-def _sizes(a: PagedArguments, target: Target) -> bool:
-    return 0 not in (*a.query, *a.pages, *a.places)
-
-
 PALLAS = Implementation(
     "pallas",
     "The kernel of JAX: reads the pages where they are, up to each sequence's length.",
     platforms=("tpu",),
     dtypes=("bfloat16",),
     rules=(
-        Rule("No dimension is 0.", _sizes),
+        NOT_EMPTY,
         Rule(
             "The head size is a multiple of 128, 512 at most.",
             lambda a, target: a.query[2] % 128 == 0 and a.query[2] <= 512,
@@ -80,15 +74,9 @@ PALLAS = Implementation(
             f"A page has a multiple of 8 keys, {_LARGEST_PAGE:,} at most.",
             lambda a, target: a.pages[2] % 8 == 0 and a.pages[2] <= _LARGEST_PAGE,
         ),
-        Rule(
-            f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
-            lambda a, target: a.places[0] * a.places[1] <= _INDICES,
-        ),
-        Rule("The program is for one device.", lambda a, target: target.devices == 1),
-        Rule(
-            "The chip is none of TPU v2 and v3, whose matrix units Mosaic gives no bfloat16.",
-            lambda a, target: target.kind not in ("TPU v2", "TPU v3"),
-        ),
+        FEW_INDICES,
+        ONE_DEVICE,
+        HAS_BFLOAT16,
     ),
     functions=MappingProxyType({OVERLOAD: paged_attention}),
 )

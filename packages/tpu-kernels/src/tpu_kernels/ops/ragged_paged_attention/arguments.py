@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from tpu_kernels.ops.paged import PagedArguments
+from tpu_kernels.ops.rules import common_dtype
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedArguments:
-    """A call of ragged paged attention.
+def bind(query: Any, pages: Any, lengths: Any, page_indices: Any, *rest: Any) -> PagedArguments:
+    """From those of the op; ``rest`` are starts, their number, and options.
 
-    Attributes:
-        query: Shape, ``(tokens, heads, head size)``.
-        pages: Shape, ``(pages, page size, 2 * key heads, head size)``.
-        places: Shape of the indices, ``(sequences, pages of a sequence)``.
-        dtype: Of queries and pages; ``"mixed"`` where they differ.
+    The pages are ``(pages, page size, 2 * key heads, head size)``.
     """
-
-    query: tuple[int, ...]
-    pages: tuple[int, ...]
-    places: tuple[int, ...]
-    dtype: str
-
-    def describe(self) -> dict[str, object]:
-        """See `tpu_kernels.ops.registry.Arguments`."""
-        return {
-            "query": f"{self.dtype}{list(self.query)}",
-            "pages": list(self.pages),
-            "page_indices": list(self.places),
-        }
-
-
-def bind(query: Any, pages: Any, lengths: Any, page_indices: Any, *rest: Any) -> RaggedArguments:
-    """From those of the op; ``rest`` are starts, their number, and options."""
-    dtypes = {np.dtype(x.dtype).name for x in (query, pages)}
-    return RaggedArguments(
+    return PagedArguments(
         tuple(query.shape),
         tuple(pages.shape),
         tuple(page_indices.shape),
-        dtypes.pop() if len(dtypes) == 1 else "mixed",
+        common_dtype(query, pages),
     )

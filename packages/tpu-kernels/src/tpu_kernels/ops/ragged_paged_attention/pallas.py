@@ -17,16 +17,16 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from tpu_core.lowering.implementations import Target, target
 from tpu_kernels.ops.mosaic import calling
-from tpu_kernels.ops.ragged_paged_attention.arguments import RaggedArguments
+from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
 from tpu_kernels.ops.ragged_paged_attention.names import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
+from tpu_kernels.ops.rules import ONE_DEVICE
 
 # Of a block: what fits into 16 MiB of vector memory, beside the results.
 _KEYS = 256
 _ROWS = 2048  # queries times heads
 _QUERIES = 32
 _LARGEST_PAGE = _KEYS
-_INDICES = 3 * 2**16
 
 
 def ragged_paged_attention(
@@ -65,7 +65,7 @@ def ragged_paged_attention(
     return jnp.where(is_token[:, None, None], out, 0)
 
 
-def _key_heads(a: RaggedArguments, target: Target) -> bool:
+def _key_heads(a: PagedArguments, target: Target) -> bool:
     heads = a.pages[2] // 2
     return heads in (1, 2, 4) or heads % 8 == 0
 
@@ -84,18 +84,15 @@ PALLAS = Implementation(
             "The generation of the chip is known, and is v4 or later.",
             lambda a, target: target.kind not in (None, "TPU v2", "TPU v3"),
         ),
-        Rule("The program is for one device.", lambda a, target: target.devices == 1),
-        Rule("No dimension is 0.", lambda a, target: 0 not in (*a.query, *a.pages, *a.places)),
+        ONE_DEVICE,
+        NOT_EMPTY,
         Rule("The head size is 128.", lambda a, target: a.query[2] == 128),
         Rule("There are 1, 2 or 4 key heads, or a multiple of 8.", _key_heads),
         Rule(
             f"A page has a multiple of 8 keys, {_LARGEST_PAGE} at most.",
             lambda a, target: a.pages[1] % 8 == 0 and a.pages[1] <= _LARGEST_PAGE,
         ),
-        Rule(
-            f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
-            lambda a, target: a.places[0] * a.places[1] <= _INDICES,
-        ),
+        FEW_INDICES,
     ),
     functions=MappingProxyType({OVERLOAD: ragged_paged_attention}),
 )
