@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from tpu_core.errors import (
 )
 from tpu_core.pjrt import distributed
 from tpu_distributed.flights import report
+from tpu_distributed.sending import SENDER, Task
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
@@ -87,8 +89,11 @@ def case_other_shape() -> None:
 def case_other_shape_found_later() -> None:
     x = torch.ones(2 + RANK, device=DEVICE)
     before = x * 3
+    recorded = threading.Event()
+    SENDER.put(Task(lambda: recorded.wait(60)), waits=False)  # till then, nothing is known
     works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
-    after = x + 1  # nothing is known yet
+    after = x + 1
+    recorded.set()
     for _ in range(2):
         with pytest.raises(
             CollectiveMismatchError, match=r"rank 1: all_reduce sum float32\[3\] at"
