@@ -164,7 +164,7 @@ def step_build(s: nox.Session) -> None:
 
 def step_integration(s: nox.Session) -> None:
     step_build(s)  # the wheel test installs them
-    pytest(s, "integration/tests", "-m", "not slow")
+    pytest(s, "integration/tests", "-m", "not slow", workers=2)
 
 
 def step_docs(s: nox.Session) -> None:
