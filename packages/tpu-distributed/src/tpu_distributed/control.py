@@ -28,6 +28,7 @@ from tpu_core.errors import (
     ProcessGroupError,
     TpuError,
 )
+from tpu_distributed import differences
 from tpu_distributed.flights.recorder import RECORDER, Record
 
 # How much of an array a message of the control connection takes along: what costs next to nothing.
@@ -87,20 +88,26 @@ class Control:
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        # Sequence and fingerprint of the call, and the payload.
-        self._own = torch.zeros(2 + PAYLOAD_BYTES // 8, dtype=torch.int64)
+        # Sequence and fingerprint of the call, that of a whole program or 0, and the payload.
+        self._own = torch.zeros(3 + PAYLOAD_BYTES // 8, dtype=torch.int64)
         self._all = self._own.repeat(size)
         rows = self._all.view(size, -1).numpy()
         self._own_numbers, self._own_payload = (
-            self._own.numpy()[:2],
-            self._own.numpy()[2:].view("u1"),
+            self._own.numpy()[:3],
+            self._own.numpy()[3:].view("u1"),
         )
-        self._numbers, self._payloads = rows[:, :2], rows.view("u1")[:, 16:]
+        self._numbers, self._payloads = rows[:, :3], rows.view("u1")[:, 24:]
 
     def called(self, call: Call) -> Record:
         """The record of the next collective. `order` must be held until that is in the queue."""
         self.sequence += 1
         return RECORDER.called(self.name, self.ranks, self.sequence, call)
+
+    def take_back(self, record: Record) -> None:
+        """Forget the last collective that was `called`."""
+        assert record.sequence == self.sequence
+        self.sequence -= 1
+        RECORDER.forget(record)
 
     def agree(
         self,
@@ -126,17 +133,48 @@ class Control:
         """
         if self.size == 1:
             return ()
-        own = self._own_numbers
-        own[0], own[1] = record.sequence, record.call.fingerprint
         if payload is not None:
             self._own_payload[: payload.nbytes] = payload.reshape(-1).view(np.uint8)
-        self.exchange(self._own, self._all, record, timeout)
-        if not (self._numbers == own).all():
-            raise self._mismatch(record)
+        while not self._same(record, 0, timeout):
+            if not self._numbers[:, 2].any():
+                raise self._mismatch(record)
+            # Some ranks came with a whole program. They come again, with this collective alone.
+            self._differ(record, [f"{record.call} at {record.line}, out of spmd()"])
         if payload is None:
             return ()
         rows = self._payloads[:, : payload.nbytes]
         return [row.view(payload.dtype).reshape(payload.shape) for row in rows]
+
+    def agree_on_program(self, record: Record, fingerprint: int, ops: Sequence[str]) -> bool:
+        """Wait until all ranks have come to a collective that is part of a program.
+
+        Args:
+            record: Of the program's first collective.
+            fingerprint: Of the program: 63 bits, not all zero.
+            ops: What to say of it where ranks differ, op by op.
+
+        Returns:
+            Whether all have come with the same program. If not, each must go on with that
+            collective alone; a warning has said so.
+
+        Raises:
+            TpuError: As of `agree`, but for mismatches.
+        """
+        if self._same(record, fingerprint, None):
+            return True
+        self._differ(record, ops)
+        return False
+
+    def _same(self, record: Record, program: int, timeout: float | None) -> bool:
+        own = self._own_numbers
+        own[:] = record.sequence, record.call.fingerprint, program
+        self.exchange(self._own, self._all, record, timeout)
+        return bool((self._numbers == own).all())
+
+    def _differ(self, record: Record, ops: Sequence[str]) -> None:
+        key = f"program/{record.sequence}"
+        listed = differences.exchange(self._store, key, self.rank, self.size, ops)
+        differences.warn(self.name, listed, record.line)
 
     def message(self, call: Call) -> Record:
         """The record of a message, which other ranks need not agree to."""

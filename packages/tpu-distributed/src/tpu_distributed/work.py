@@ -113,6 +113,11 @@ class Collective(Issued):
         self.is_sent = True
         return self._arrays
 
+    @property
+    def arrays(self) -> list[Any]:
+        """What the device computes, once it is sent."""
+        return self._arrays
+
     def wait(self, timeout: float | None) -> None:
         """Wait until the ranks have agreed and the device has its program, not for the results.
 

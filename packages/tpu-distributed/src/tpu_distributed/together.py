@@ -1,0 +1,192 @@
+"""Programs with collectives in them, which the ranks of a group run together.
+
+Before one runs the ranks compare it. Where they differ, each goes on op by op: the collectives among
+the ops then are what they are outside of `spmd()`, agreed on one by one, so that ranks may have cut
+their programs at different places, or call the same collectives out of the region.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpu_core import runtime
+from tpu_core.compiler import collectives
+from tpu_core.compiler import segment as segments
+from tpu_core.compiler.programs import Program
+from tpu_core.compiler.reasons import listing
+from tpu_core.compiler.segment import Node, Segment
+from tpu_core.lowering import implementations
+from tpu_core.padding.arrays import exact
+from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.client import Loaded
+from tpu_distributed import spmd_region
+from tpu_distributed.flights.recorder import RECORDER, Record
+from tpu_distributed.recorded import GROUPS, NAME, Recorded, recorded_of
+from tpu_distributed.sending import SENDER
+from tpu_distributed.work import Collective
+
+if TYPE_CHECKING:
+    from tpu_distributed.group import Group
+
+class _Held:
+    """An operand that was computed, see `tpu_core._C.Operand`."""
+
+    def __init__(self, array: Any, takes: bool) -> None:
+        self._array, self._takes = array, takes
+
+    def array(self) -> Any:
+        return self._array
+
+    def is_last_use(self) -> bool:
+        return self._takes
+
+    def release(self) -> None:
+        self._array = None
+
+
+class _Run:
+    """A run of such a program, as a job of `tpu_distributed.sending`."""
+
+    def __init__(self, send: Callable[[], list[Any] | None]) -> None:
+        self._send = send
+        self.is_sent = False
+        self.results: list[Any] | None = None
+        self.error: BaseException | None = None
+
+    def send(self) -> list[Any]:
+        """Compare it with that of the other ranks, and give it to the device. Raises nothing."""
+        try:
+            self.results = self._send()
+        except BaseException as error:
+            self.error = error
+        self.is_sent = True
+        return self.results or []
+
+
+class Together:
+    """A segment with collectives of one group.
+
+    Args:
+        segment: The segment.
+        group: The group.
+        collectives: The collectives among its nodes, in order.
+    """
+
+    def __init__(self, segment: Segment, group: Group, nodes: Sequence[Node]) -> None:
+        self._group, self._nodes = group, nodes
+        self._recorded = [recorded_of(node) for node in nodes]
+        self._ops = described(segment)
+        what = f"{segment.key} {segment.constants()} {implementations.sources()}"
+        digest = hashlib.sha256(what.encode()).digest()
+        self._fingerprint = int.from_bytes(digest[:8], "little") >> 1 | 1
+        self._device = runtime.runtime().client.devices[segment.device]
+        self._key = segment.key
+        self._loaded: Loaded = collectives.obtain(
+            runtime.runtime(),
+            group.devices,
+            f"a program with {len(nodes)} collectives",
+            partial(segments.lower, segment),
+            segment.outputs(),
+            what=what,
+            contents=listing(segment),
+        )
+
+    def execute(self, arrays: Sequence[Any]) -> list[Any] | None:
+        """Run it.
+
+        Returns:
+            Its results; None where the ranks differ.
+        """
+        given = [exact(a, self._device) for a in arrays]
+        control = self._group.control
+        # Nobody else may call a collective of the group till it is known how many this is.
+        with control.order:
+            job = _Run(partial(self._send, given))
+            SENDER.put(job, waits=True)
+            SENDER.wait(job)
+        if job.error is not None:
+            raise job.error
+        if job.results is None:
+            _apart.add(self._key)
+            spmd_region.differed()
+        return job.results
+
+    def _send(self, arrays: list[Any]) -> list[Any] | None:
+        control = self._group.control
+        first = self._called(0)
+        if not control.agree_on_program(first, self._fingerprint, self._ops):
+            control.take_back(first)
+            return None
+        records = [first, *(self._called(i) for i in range(1, len(self._nodes)))]
+        results = self._loaded.execute(arrays).consume_with_handlers(self._loaded.handlers)
+        for record in records:
+            RECORDER.issued(record, results)
+        return list(results)
+
+    def _called(self, index: int) -> Record:
+        record = self._group.control.called(self._recorded[index].call)
+        record.line = self._nodes[index].line or record.line
+        return record
+
+
+# Keys of segments in which the ranks were just found to differ.
+_apart: set[str] = set()
+
+
+def described(segment: Segment) -> list[str]:
+    """Its ops, one by one: ``"aten.mul.Tensor float32[4] at train.py:12"``."""
+    texts = []
+    for node in segment.nodes:
+        name = node.name.removesuffix(".default")
+        if node.name == NAME:
+            texts.append(f"{recorded_of(node).call} at {node.line}")
+            continue
+        slots = [segment.slots[i] for i in node.outputs if i is not None]
+        shapes = ", ".join(f"{s.dtype}{list(s.shape)}" for s in slots)
+        texts.append(f"{name} {shapes} at {node.line}")
+    return texts
+
+
+def program_of(segment: Segment) -> Program | None:
+    """What `tpu_core.compiler.spanning` asks for."""
+    nodes = [node for node in segment.nodes if node.name == NAME]
+    assert nodes[0].plan is not None
+    group = GROUPS[nodes[0].plan.argument("group")]
+    if segment.key in _apart:
+        _apart.remove(segment.key)
+        return None
+    execute: Callable[[Sequence[Any]], list[Any] | None]
+    if len(segment.nodes) == 1:
+        execute = partial(_alone, segment, group, recorded_of(nodes[0]))
+    else:
+        execute = Together(segment, group, nodes).execute
+    return Program(
+        execute, None, 0, False, f"{segment.key} together", len(segment.nodes), nodes[0].line
+    )
+
+
+def _alone(
+    segment: Segment, group: Group, recorded: Recorded, arrays: Sequence[Any]
+) -> list[Any]:
+    """Carry one collective out, as outside of a region."""
+    (node,) = segment.nodes
+    device = runtime.runtime().client.devices[segment.device]
+    taken = {segment.inputs().index(i) for i in segment.donated}
+    held = [exact(arrays[segment.inputs().index(i)], device) for i in node.operands]
+    operands = [_Held(a, i in taken) for i, a in enumerate(held)]
+    with group.control.order:
+        record = group.control.called(recorded.call)
+        record.line = node.line or record.line
+        work = Collective(
+            (), record, group.control, recorded.carrier(), operands, (), True, None
+        )
+        SENDER.put(work, waits=True)
+    work.wait(None)
+    results = [*work.arrays, pjrt.put(np.zeros((), np.uint8), device)]
+    by_slot = dict(zip(node.outputs, results, strict=True))
+    return [by_slot[i] for i in segment.live]
