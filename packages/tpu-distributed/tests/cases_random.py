@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import random
 import time
+import warnings
 from collections import deque
 
 import torch
 import torch.distributed as dist
 
+import tpu_distributed
 from random_calls import Attempt
-from random_cases import Case, drawn
+from random_cases import UNLIKE, Case, drawn
 from rank_tensors import DEVICE, RANK, SIZE
+from tpu_core.errors import SpmdMismatchWarning
+from tpu_distributed.recorded import STALLS
 
 
 def _groups() -> list[dist.ProcessGroup | int]:
@@ -29,19 +33,25 @@ def _cases(groups: int) -> list[Case]:
     if "CASE" in os.environ:
         return [eval(os.environ["CASE"])]
     seed, count = int(os.environ["SEED"]), int(os.environ["COUNT"])
-    return list(drawn(seed, count, groups, int(os.environ["VARIANTS"])))
+    cases = drawn(seed, count, groups, int(os.environ["VARIANTS"]))
+    if os.environ.get("REGIONS") == "alike":
+        return [c for c in cases if c.group < 2 and c.kind not in UNLIKE]
+    return list(cases)
 
 
 def case_random_collectives() -> None:
     dist.init_process_group()
     groups = _groups()
-    own = random.Random(1000 + RANK)
+    alike = os.environ.get("REGIONS") == "alike"
+    own = random.Random(1000 + (0 if alike else RANK))
     diverges = os.environ.get("DIVERGES") == "1"
+    region = _Region(os.environ.get("REGIONS", ""), own)
     flying: deque[Attempt] = deque()
     for number, case in enumerate(_cases(len(groups))):
         group = groups[case.group]
         if not isinstance(group, dist.ProcessGroup):  # this rank is not in it
             continue
+        region.perhaps_change(number)
         try:
             attempt = Attempt(case, group)
             attempt.start()
@@ -55,10 +65,44 @@ def case_random_collectives() -> None:
         while flying and (len(flying) > 6 or own.random() < 0.4):
             index = own.randrange(len(flying)) if diverges else 0
             _finish(flying, index, number)
+    region.leave()
     while flying:
         _finish(flying, 0, -1)
     torch.tpu.synchronize()
     dist.barrier()
+
+
+class _Region:
+    """Goes into and out of `spmd()`.
+
+    Args:
+        kind: ``"alike"``: as the other ranks do; ``"apart"``: when it likes; else never.
+        own: Choices of this rank.
+    """
+
+    def __init__(self, kind: str, own: random.Random) -> None:
+        self._kind, self._own = kind, own
+        self._entered: tpu_distributed.spmd | None = None
+        if kind == "apart":
+            STALLS.seconds = 0.2
+            warnings.simplefilter("ignore", SpmdMismatchWarning)
+        else:
+            warnings.simplefilter("error", SpmdMismatchWarning)
+
+    def perhaps_change(self, number: int) -> None:
+        """Go in or out, perhaps, before a collective."""
+        changes = {"alike": number % 7 == 0, "apart": self._own.random() < 0.2}
+        if changes.get(self._kind, False):
+            if self._entered is None:
+                self._entered = tpu_distributed.spmd().__enter__()
+            else:
+                self.leave()
+
+    def leave(self) -> None:
+        """Be out of it."""
+        if self._entered is not None:
+            self._entered.__exit__(None, None, None)
+            self._entered = None
 
 
 def _finish(flying: deque[Attempt], index: int, number: int) -> None:

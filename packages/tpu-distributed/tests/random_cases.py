@@ -43,6 +43,11 @@ MOVING = (
 )
 OTHERS = ("all_gather_object", "broadcast_object_list", "scatter_object_list", "barrier")
 KINDS = (*REDUCING, *MOVING, *OTHERS)
+# In these ranks do different things, or hold different shapes.
+UNLIKE = frozenset(
+    {"reduce", "gather", "scatter", "send_recv", "all_to_all", "functional_all_to_all"}
+    | {kind for kind in KINDS if kind.endswith("_uneven")}
+)
 
 # Of tensors that are given and written; the memory around a part must stay as it is.
 LAYOUTS = ("plain", "computed", "transposed", "strided", "part")

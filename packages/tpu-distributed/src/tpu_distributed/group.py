@@ -30,6 +30,9 @@ Lists = Sequence[Tensors]
 # Adds a collective to a program, given its parameters; returns its results.
 Build = Callable[[Program, list[Value]], list[Value]]
 
+# Ranks do different things with what these read or write: they are never parts of one program.
+_ROOTED = frozenset({"reduce", "gather", "scatter"})
+
 
 class Group:
     """What `tpu_core._C.make_backend` asks for each collective of c10d.
@@ -351,7 +354,7 @@ class Group:
         if all(x.numel() == 0 for x in inputs):
             self.agree(call, timeout).finish()
             return self._done(Issued(written))
-        if spmd_region.records(self):
+        if kind not in _ROOTED and spmd_region.records(self):
             what = self._as_op(call, inputs, build, on_hosts)
             recorded.record(self, what, inputs, written)
             return self._done(Issued(written))

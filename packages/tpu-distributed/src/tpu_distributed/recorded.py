@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,6 +55,7 @@ _RECORDED: dict[tuple[str, str], Recorded] = {}
 # One result of each collective whose program may not have run yet. A program that nobody reads is
 # dropped, and one with a collective must not be: the other ranks may not drop theirs.
 _kept: list[torch.Tensor] = []
+_kept_lock = threading.Lock()
 
 
 def record(
@@ -73,7 +77,9 @@ def record(
         *results, mark = torch.ops.tpu_distributed.collective(operands, what.text, name)
         for tensor, result in zip(written, results):
             tensor.detach().copy_(result)
-    _kept.append(mark)
+    with _kept_lock:
+        _kept.append(mark)
+    STALLS.watch()
 
 
 def recorded_of(node: Node) -> Recorded:
@@ -90,8 +96,48 @@ def run_recorded() -> None:
         _drop_run()
 
 
+class Stalls:
+    """Runs recorded collectives of a process that has stopped to record.
+
+    Where ranks differ, one may wait for another that waits for it by other means, a collective of CPU
+    tensors say, and would run what it recorded only after that.
+
+    Attributes:
+        seconds: How long a process may record nothing, or twice as long.
+    """
+
+    seconds = 10.0
+
+    def __init__(self) -> None:
+        self._has_recorded = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """Collectives were recorded."""
+        self._has_recorded.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tpu stalls", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._has_recorded.wait()
+            before = _C.counters()["ops"]
+            time.sleep(self.seconds)
+            self._has_recorded.clear()
+            if _C.counters()["ops"] != before:
+                self._has_recorded.set()
+                continue
+            with contextlib.suppress(Exception):  # raised where the results are read
+                run_recorded()
+
+
+STALLS = Stalls()
+
+
 def _drop_run() -> None:
-    _kept[:] = [mark for mark in _kept if _C.state(mark) in ("pending", "running")]
+    with _kept_lock:
+        _kept[:] = [mark for mark in _kept if _C.state(mark) in ("pending", "running")]
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
