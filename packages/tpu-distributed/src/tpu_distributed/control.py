@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
@@ -58,8 +59,21 @@ class Call:
     @cached_property
     def fingerprint(self) -> int:
         """63 bits that are the same in every process."""
-        digest = hashlib.sha256(str(self).encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1
+        return fingerprint_of(str(self))
+
+
+class Agreement(Enum):
+    """In what the programs of ranks are the same."""
+
+    ALL = auto()
+    BUT_CONSTANTS = auto()
+    NOTHING = auto()
+
+
+def fingerprint_of(text: str) -> int:
+    """63 bits that are the same in every process."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 class Control:
@@ -88,15 +102,16 @@ class Control:
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        # Sequence and fingerprint of the call, that of a whole program or 0, and the payload.
-        self._own = torch.zeros(3 + PAYLOAD_BYTES // 8, dtype=torch.int64)
+        # Sequence and fingerprint of the call, those of a whole program and its constants or 0, and
+        # the payload.
+        self._own = torch.zeros(4 + PAYLOAD_BYTES // 8, dtype=torch.int64)
         self._all = self._own.repeat(size)
         rows = self._all.view(size, -1).numpy()
         self._own_numbers, self._own_payload = (
-            self._own.numpy()[:3],
-            self._own.numpy()[3:].view("u1"),
+            self._own.numpy()[:4],
+            self._own.numpy()[4:].view("u1"),
         )
-        self._numbers, self._payloads = rows[:, :3], rows.view("u1")[:, 24:]
+        self._numbers, self._payloads = rows[:, :4], rows.view("u1")[:, 32:]
 
     def called(self, call: Call) -> Record:
         """The record of the next collective. `order` must be held until that is in the queue."""
@@ -135,39 +150,45 @@ class Control:
             return ()
         if payload is not None:
             self._own_payload[: payload.nbytes] = payload.reshape(-1).view(np.uint8)
-        while not self._same(record, 0, timeout):
+        while not self._same(record, (0, 0), timeout):
             if not self._numbers[:, 2].any():
                 raise self._mismatch(record)
             # Some ranks came with a whole program. They come again, with this collective alone.
-            self._differ(record, [f"{record.call} at {record.line}, out of spmd()"])
+            self._differ(record, [f"out of spmd(): {record.call} at {record.line}"])
         if payload is None:
             return ()
         rows = self._payloads[:, : payload.nbytes]
         return [row.view(payload.dtype).reshape(payload.shape) for row in rows]
 
-    def agree_on_program(self, record: Record, fingerprint: int, ops: Sequence[str]) -> bool:
+    def agree_on_program(
+        self, record: Record, fingerprints: tuple[int, int], ops: Sequence[str]
+    ) -> Agreement:
         """Wait until all ranks have come to a collective that is part of a program.
 
         Args:
             record: Of the program's first collective.
-            fingerprint: Of the program: 63 bits, not all zero.
+            fingerprints: Of the program and of the constants in it, 63 bits each; the first not 0.
             ops: What to say of it where ranks differ, op by op.
 
         Returns:
-            Whether all have come with the same program. If not, each must go on with that
-            collective alone; a warning has said so.
+            In what the programs are the same. Where that is nothing, a warning has said so, and each
+            rank must go on with that collective alone.
 
         Raises:
             TpuError: As of `agree`, but for mismatches.
         """
-        if self._same(record, fingerprint, None):
-            return True
+        if self._same(record, fingerprints, None):
+            return Agreement.ALL
+        if (self._numbers[:, :3] == self._own_numbers[:3]).all():
+            return Agreement.BUT_CONSTANTS
         self._differ(record, ops)
-        return False
+        return Agreement.NOTHING
 
-    def _same(self, record: Record, program: int, timeout: float | None) -> bool:
+    def _same(
+        self, record: Record, program: tuple[int, int], timeout: float | None
+    ) -> bool:
         own = self._own_numbers
-        own[:] = record.sequence, record.call.fingerprint, program
+        own[:] = record.sequence, record.call.fingerprint, *program
         self.exchange(self._own, self._all, record, timeout)
         return bool((self._numbers == own).all())
 

@@ -7,8 +7,8 @@ their programs at different places, or call the same collectives out of the regi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from tpu_core.padding.arrays import exact
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import spmd_region
+from tpu_distributed.control import Agreement, fingerprint_of
 from tpu_distributed.flights.recorder import RECORDER, Record
 from tpu_distributed.recorded import GROUPS, NAME, Recorded, recorded_of
 from tpu_distributed.sending import SENDER
@@ -74,25 +75,24 @@ class Together:
     Args:
         segment: The segment.
         group: The group.
-        collectives: The collectives among its nodes, in order.
+        nodes: The collectives among its nodes, in order.
     """
 
     def __init__(self, segment: Segment, group: Group, nodes: Sequence[Node]) -> None:
-        self._group, self._nodes = group, nodes
+        self._group, self._nodes, self._key = group, nodes, segment.key
         self._recorded = [recorded_of(node) for node in nodes]
         self._ops = described(segment)
-        what = f"{segment.key} {segment.constants()} {implementations.sources()}"
-        digest = hashlib.sha256(what.encode()).digest()
-        self._fingerprint = int.from_bytes(digest[:8], "little") >> 1 | 1
         self._device = runtime.runtime().client.devices[segment.device]
-        self._key = segment.key
+        program = f"{segment.key} {implementations.sources()}"
+        constants = repr(segment.constants())
+        self._fingerprints = fingerprint_of(program) | 1, fingerprint_of(constants)
         self._loaded: Loaded = collectives.obtain(
             runtime.runtime(),
             group.devices,
             f"a program with {len(nodes)} collectives",
             partial(segments.lower, segment),
             segment.outputs(),
-            what=what,
+            what=f"{program} {constants}",
             contents=listing(segment),
         )
 
@@ -100,27 +100,25 @@ class Together:
         """Run it.
 
         Returns:
-            Its results; None where the ranks differ.
+            Its results; None where the ranks differ: `program_of` then has another answer.
         """
         given = [exact(a, self._device) for a in arrays]
-        control = self._group.control
         # Nobody else may call a collective of the group till it is known how many this is.
-        with control.order:
+        with self._group.control.order:
             job = _Run(partial(self._send, given))
             SENDER.put(job, waits=True)
             SENDER.wait(job)
         if job.error is not None:
             raise job.error
-        if job.results is None:
-            _apart.add(self._key)
-            spmd_region.differed()
         return job.results
 
     def _send(self, arrays: list[Any]) -> list[Any] | None:
         control = self._group.control
         first = self._called(0)
-        if not control.agree_on_program(first, self._fingerprint, self._ops):
+        agreement = control.agree_on_program(first, self._fingerprints, self._ops)
+        if agreement is not Agreement.ALL:
             control.take_back(first)
+            _agreements[self._key] = agreement
             return None
         records = [first, *(self._called(i) for i in range(1, len(self._nodes)))]
         results = self._loaded.execute(arrays).consume_with_handlers(self._loaded.handlers)
@@ -134,8 +132,8 @@ class Together:
         return record
 
 
-# Keys of segments in which the ranks were just found to differ.
-_apart: set[str] = set()
+# By key of a segment, what ranks have just found that they have in common.
+_agreements: dict[str, Agreement] = {}
 
 
 def described(segment: Segment) -> list[str]:
@@ -157,16 +155,27 @@ def program_of(segment: Segment) -> Program | None:
     nodes = [node for node in segment.nodes if node.name == NAME]
     assert nodes[0].plan is not None
     group = GROUPS[nodes[0].plan.argument("group")]
-    if segment.key in _apart:
-        _apart.remove(segment.key)
+    agreement = _agreements.pop(segment.key, Agreement.ALL)
+    if agreement is Agreement.NOTHING:
+        spmd_region.differed()
         return None
+    if agreement is Agreement.BUT_CONSTANTS:
+        # All are inputs now: `x * rank` has a constant of its own on each rank.
+        segment = segment.with_numbers([replace(n, compiled_in=False) for n in segment.numbers])
     execute: Callable[[Sequence[Any]], list[Any] | None]
     if len(segment.nodes) == 1:
         execute = partial(_alone, segment, group, recorded_of(nodes[0]))
     else:
         execute = Together(segment, group, nodes).execute
     return Program(
-        execute, None, 0, False, f"{segment.key} together", len(segment.nodes), nodes[0].line
+        execute,
+        None,
+        0,
+        False,
+        f"{segment.key} together",
+        len(segment.nodes),
+        nodes[0].line,
+        [n.compiled_in for n in segment.numbers],
     )
 
 
