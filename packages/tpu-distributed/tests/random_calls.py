@@ -1,9 +1,8 @@
-"""Carries a random collective out on the device, and computes by plain PyTorch what it must give."""
+"""Carries a random collective out, and computes by plain PyTorch what it must give."""
 
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
-from random_cases import FLOATS, Case
+from random_cases import Case
 from rank_tensors import DEVICE
 
 _FACTOR = 0.5
@@ -321,9 +320,7 @@ def _functional_all_gather(a: Attempt) -> None:
     shape = (2, *a.case.shape)
     x = a.given(a.values(a.me, shape=shape))
     dim = a.case.root % len(shape)
-    a.returned(
-        funcol.all_gather_tensor(x, dim, a.group), torch.cat(a.everyones(shape=shape), dim)
-    )
+    a.returned(funcol.all_gather_tensor(x, dim, a.group), torch.cat(a.everyones(shape=shape), dim))
 
 
 def _functional_all_to_all(a: Attempt) -> None:

@@ -1,7 +1,7 @@
 """Random collectives: what a case is, and a list of them that every rank draws alike.
 
-A case says all that its tensors depend on, so that each rank computes what every rank gives and what
-comes of it by itself, and a case that failed can be run alone: its ``repr`` is Python.
+A case says all that its tensors depend on, so that each rank computes what every rank gives and
+what comes of it by itself, and a case that failed can be run alone: its ``repr`` is Python.
 """
 
 from __future__ import annotations

@@ -20,6 +20,11 @@ def test_collectives_of_two() -> None:
     assert not failures, show(failures)
 
 
+def test_regions_where_ranks_run_the_same_program(tmp_path: Path) -> None:
+    failures = spawn.run("cases_spmd", 2, timeout=100, TPU_FLIGHT_DIR=str(tmp_path))
+    assert not failures, show(failures)
+
+
 def test_groups_made_anew_and_split() -> None:
     failures = spawn.run("cases_groups", 2, timeout=100)
     assert not failures, show(failures)

@@ -19,7 +19,13 @@ def run(size: int, timeout: float, **more: str) -> None:
 
 
 def test_random_collectives_of_two(tmp_path: Path) -> None:
-    run(2, 100, SEED="1", COUNT="300", VARIANTS="40", TPU_FLIGHT_DIR=str(tmp_path))
+    run(2, 100, SEED="1", COUNT="240", VARIANTS="36", TPU_FLIGHT_DIR=str(tmp_path))
+
+
+@pytest.mark.parametrize("regions", ["alike", "apart"])
+def test_in_and_out_of_regions(regions: str, tmp_path: Path) -> None:
+    numbers = {"SEED": "1", "COUNT": "100", "VARIANTS": "26", "REGIONS": regions}
+    run(2, 100, **numbers, TPU_FLIGHT_DIR=str(tmp_path))
 
 
 @pytest.mark.slow
@@ -28,6 +34,17 @@ def test_random_collectives_of_two(tmp_path: Path) -> None:
 def test_thousands_by_ranks_that_differ(size: int, seed: int, tmp_path: Path) -> None:
     numbers = {"SEED": str(seed), "COUNT": "1500", "VARIANTS": "400"}
     run(size, 550, **numbers, DIVERGES="1", TPU_FLIGHT_DIR=str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fused", "strict"])
+@pytest.mark.parametrize("regions", ["alike", "apart"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_hundreds_in_and_out_of_regions(size: int, regions: str, mode: str, tmp_path: Path) -> None:
+    numbers = {"SEED": "5", "COUNT": "600", "VARIANTS": "100", "REGIONS": regions}
+    diverges = "1" if regions == "apart" else "0"
+    more = {"DIVERGES": diverges, "TPU_EAGER_MODE": mode, "TPU_FLIGHT_DIR": str(tmp_path)}
+    run(size, 550, **numbers, **more)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from tpu_core.errors_base import format_bytes as format_bytes
 from tpu_core.errors_distributed import CollectiveMismatchError as CollectiveMismatchError
 from tpu_core.errors_distributed import CollectiveTimeoutError as CollectiveTimeoutError
 from tpu_core.errors_distributed import PeerLostError as PeerLostError
-from tpu_core.errors_distributed import SpmdMismatchWarning as SpmdMismatchWarning
 from tpu_core.errors_distributed import ProcessGroupError as ProcessGroupError
+from tpu_core.errors_distributed import SpmdMismatchWarning as SpmdMismatchWarning
 from tpu_core.errors_export import ExportError as ExportError
 from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors_kernels import KernelRuleError as KernelRuleError

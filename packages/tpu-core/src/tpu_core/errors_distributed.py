@@ -96,7 +96,7 @@ class PeerLostError(TpuError, torch.distributed.DistBackendError):
 class SpmdMismatchWarning(TpuWarning):
     """Ranks ran different programs in a region that `tpu_distributed.spmd()` declares.
 
-    **How it happens.** In such a region collectives are parts of the programs that the ranks record.
+    **How it happens.** In such a region collectives are parts of the programs that ranks record.
     Before a program runs the ranks compare it. Here one had other ops, shapes or dtypes than
     another, or other results were still in use after it (`if rank == 0: print(loss)`). The values
     are right nevertheless: the collectives were carried out one by one, as outside of the region,

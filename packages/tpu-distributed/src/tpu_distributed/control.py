@@ -171,8 +171,8 @@ class Control:
             ops: What to say of it where ranks differ, op by op.
 
         Returns:
-            In what the programs are the same. Where that is nothing, a warning has said so, and each
-            rank must go on with that collective alone.
+            In what the programs are the same. Where that is nothing, a warning has said so, and
+            each rank must go on with that collective alone.
 
         Raises:
             TpuError: As of `agree`, but for mismatches.
@@ -184,9 +184,7 @@ class Control:
         self._differ(record, ops)
         return Agreement.NOTHING
 
-    def _same(
-        self, record: Record, program: tuple[int, int], timeout: float | None
-    ) -> bool:
+    def _same(self, record: Record, program: tuple[int, int], timeout: float | None) -> bool:
         own = self._own_numbers
         own[:] = record.sequence, record.call.fingerprint, *program
         self.exchange(self._own, self._all, record, timeout)

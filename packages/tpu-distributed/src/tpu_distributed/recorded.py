@@ -99,8 +99,8 @@ def run_recorded() -> None:
 class Stalls:
     """Runs recorded collectives of a process that has stopped to record.
 
-    Where ranks differ, one may wait for another that waits for it by other means, a collective of CPU
-    tensors say, and would run what it recorded only after that.
+    Where ranks differ, one may wait for another that waits for it by other means, a collective of
+    CPU tensors say, and would run what it recorded only after that.
 
     Attributes:
         seconds: How long a process may record nothing, or twice as long.

@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tpu_core import _C
+from tpu_core import _C, synchronization
 
 if TYPE_CHECKING:
     from tpu_distributed.group import Group
@@ -19,9 +19,9 @@ _last: str | None = None  # name of the group of the last collective that was re
 class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
     """Declare that all ranks run the same program in a region, so that collectives fuse into it.
 
-    Outside of such a region a collective ends the program that is being recorded, and has one of its
-    own. In it, a collective is an op among others: XLA may fuse and overlap it with what is around
-    it, and the ranks agree once for a program rather than for each collective. Messages between two
+    Outside of such a region a collective ends the program that is being recorded, and has one of
+    its own. In it, a collective is an op among others: XLA may fuse and overlap it with what is
+    around it, and the ranks agree once for a program rather than for each collective. Messages between two
     ranks and collectives with parts of different sizes stay programs of their own.
 
     The ranks compare their programs before they run. Where these differ, a `SpmdMismatchWarning`
@@ -74,6 +74,14 @@ def records(group: Group) -> bool:
         run_recorded()
     _last = group.control.name
     return not _differed
+
+
+def _is_inside() -> bool:
+    return _depth > 0 and not _differed
+
+
+# DistributedDataParallel records one for each bucket.
+synchronization.DEFERS.append(_is_inside)
 
 
 def differed() -> None:

@@ -1,8 +1,8 @@
 """Programs with collectives in them, which the ranks of a group run together.
 
-Before one runs the ranks compare it. Where they differ, each goes on op by op: the collectives among
-the ops then are what they are outside of `spmd()`, agreed on one by one, so that ranks may have cut
-their programs at different places, or call the same collectives out of the region.
+Before one runs the ranks compare it. Where they differ, each goes on op by op: the collectives
+among the ops then are what they are outside of `spmd()`, agreed on one by one, so that ranks may
+have cut their programs at different places, or call the same collectives out of the region.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from tpu_distributed.work import Collective
 if TYPE_CHECKING:
     from tpu_distributed.group import Group
 
+
 class _Held:
-    """An operand that was computed, see `tpu_core._C.Operand`."""
+    """An operand that was computed, see `tpu_distributed.work.Read`."""
 
     def __init__(self, array: Any, takes: bool) -> None:
         self._array, self._takes = array, takes
@@ -179,9 +180,7 @@ def program_of(segment: Segment) -> Program | None:
     )
 
 
-def _alone(
-    segment: Segment, group: Group, recorded: Recorded, arrays: Sequence[Any]
-) -> list[Any]:
+def _alone(segment: Segment, group: Group, recorded: Recorded, arrays: Sequence[Any]) -> list[Any]:
     """Carry one collective out, as outside of a region."""
     (node,) = segment.nodes
     device = runtime.runtime().client.devices[segment.device]
@@ -191,9 +190,7 @@ def _alone(
     with group.control.order:
         record = group.control.called(recorded.call)
         record.line = node.line or record.line
-        work = Collective(
-            (), record, group.control, recorded.carrier(), operands, (), True, None
-        )
+        work = Collective((), record, group.control, recorded.carrier(), operands, (), True, None)
         SENDER.put(work, waits=True)
     work.wait(None)
     results = [*work.arrays, pjrt.put(np.zeros((), np.uint8), device)]

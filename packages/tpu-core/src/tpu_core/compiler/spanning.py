@@ -1,4 +1,4 @@
-"""Segments that the devices of several processes run together: those that have collectives in them."""
+"""Segments that have collectives in them: the devices of several processes run them together."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def _lower(ctx: Any, *operands: Any, module: str, **_: Any) -> Any:
     whole = ctx.module_context.module
     with whole.context:
         part = ir.Module.parse(module)
-    types = list(ir.SymbolTable(part.operation)["main"].type.results)
+    main: Any = ir.SymbolTable(part.operation)["main"]
+    types = list(main.type.results)
     name = mlir.merge_mlir_modules(whole, "collective", part)
     return func.CallOp(types, ir.FlatSymbolRefAttr.get(name), operands).results
 
