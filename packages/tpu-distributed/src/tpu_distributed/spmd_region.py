@@ -21,8 +21,9 @@ class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
 
     Outside of such a region a collective ends the program that is being recorded, and has one of
     its own. In it, a collective is an op among others: XLA may fuse and overlap it with what is
-    around it, and the ranks agree once for a program rather than for each collective. Messages between two
-    ranks and collectives with parts of different sizes stay programs of their own.
+    around it, and the ranks agree once for a program rather than for each collective. Messages,
+    collectives to or from one rank (``reduce``, ``gather``, ``scatter``) and those with parts of
+    different sizes stay what they are.
 
     The ranks compare their programs before they run. Where these differ, a `SpmdMismatchWarning`
     names a rank and an op of it, and the collectives are carried out one by one until the region

@@ -95,6 +95,7 @@ class Together:
             segment.outputs(),
             what=f"{program} {constants}",
             contents=listing(segment),
+            cut=segment.cut,
         )
 
     def execute(self, arrays: Sequence[Any]) -> list[Any] | None:
@@ -184,9 +185,9 @@ def _alone(segment: Segment, group: Group, recorded: Recorded, arrays: Sequence[
     """Carry one collective out, as outside of a region."""
     (node,) = segment.nodes
     device = runtime.runtime().client.devices[segment.device]
-    taken = {segment.inputs().index(i) for i in segment.donated}
-    held = [exact(arrays[segment.inputs().index(i)], device) for i in node.operands]
-    operands = [_Held(a, i in taken) for i, a in enumerate(held)]
+    given = {slot: exact(a, device) for slot, a in zip(segment.inputs(), arrays)}
+    taken = [i for i in segment.donated if node.operands.count(i) == 1]
+    operands = [_Held(given[i], i in taken) for i in node.operands]
     with group.control.order:
         record = group.control.called(recorded.call)
         record.line = node.line or record.line

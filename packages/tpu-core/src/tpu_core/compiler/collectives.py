@@ -32,6 +32,7 @@ def obtain(
     outputs: Outputs,
     what: str | None = None,
     contents: Sequence[tuple[str, str]] | None = None,
+    cut: str = "collective",
 ) -> pjrt.Loaded:
     """A program for some devices of the world: from the cache folder, else compiled.
 
@@ -43,6 +44,7 @@ def obtain(
         outputs: Shape and dtype of each result.
         what: A text that says what the module computes, where that is known without the module.
         contents: (line, name) of each of its ops; one of the name unless given.
+        cut: Why it ends where it does.
 
     Raises:
         CompilationError: XLA refused it.
@@ -81,7 +83,7 @@ def obtain(
             len(contents),
             line,
             key,
-            cut="collective",
+            cut=cut,
             contents=tuple(contents),
         )
     )
