@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -275,3 +276,21 @@ def case_compiled_graphs() -> None:
         ran = started() - before
         assert loss.item() == 4 * 2 * 2 * 3 * TOTAL
     assert ran == 1
+
+
+def case_again() -> None:
+    """A program that was compiled for a group serves a later one of its name and ranks."""
+    dist.barrier()
+    dist.destroy_process_group()
+    port = int(os.environ["MASTER_PORT"]) + 1
+    store = dist.TCPStore("localhost", port, is_master=RANK == 0)
+    dist.init_process_group(store=store, rank=RANK, world_size=SIZE)
+    known = compiled()
+    case_one_program_again()
+    assert compiled() == known
+    y = torch.full((4,), 1.0 + RANK, device=DEVICE)
+    with pytest.raises(ValueError, match="by the user"), tpu_distributed.spmd():
+        dist.all_reduce(y)
+        raise ValueError("by the user")
+    dist.destroy_process_group()
+    assert y.tolist() == [TOTAL] * 4

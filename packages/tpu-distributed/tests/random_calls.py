@@ -58,9 +58,12 @@ class Attempt:
         """
         for work in self._works:
             work.wait()
+        # XLA divides by three by multiplying with a third, as NCCL does.
+        rounds = self.case.op == "AVG" and self.dtype.is_floating_point and self.size == 3
+        rtol = torch.finfo(self.dtype).eps if rounds else 0
         for actual, expected in self._expected:
             assert actual.device == DEVICE
-            torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(actual.cpu(), expected, rtol=rtol, atol=0)
 
     # What the kinds below are written with.
 

@@ -93,6 +93,8 @@ class Control:
     ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.ranks = tuple(ranks)
+        # Of whose programs: a later group may have this name, and other ranks.
+        self.label = f"{name} of {', '.join(map(str, ranks))}"
         self.timeout = timeout
         self.sequence = 0
         self.order = threading.Lock()

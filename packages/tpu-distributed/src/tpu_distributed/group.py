@@ -51,7 +51,7 @@ class Group:
         self._coalesced: list[Issued] | None = None
         self._is_open = True
         self._recorded: dict[Any, Recorded] = {}
-        GROUPS[control.name] = self
+        GROUPS[control.label] = self
         SENDER.start()
 
     # Collectives, in c10d's order of arguments.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "tpu_distributed.collective.default"
 
-# By name: the ops of a program refer to their group by that.
+# By label: the ops of a program refer to their group by that, and find the one that has it now.
 GROUPS: WeakValueDictionary[str, Group] = WeakValueDictionary()
 
 
@@ -50,7 +50,7 @@ class Recorded:
     carrier: Callable[[], Carrier]
 
 
-# By text and name of the group, by which a recorded op refers to them.
+# By text and label of the group, by which a recorded op refers to them.
 _RECORDED: dict[tuple[str, str], Recorded] = {}
 # One result of each collective whose program may not have run yet. A program that nobody reads is
 # dropped, and one with a collective must not be: the other ranks may not drop theirs.
@@ -70,11 +70,11 @@ def record(
         written: Tensors that get the first results.
     """
     _define()
-    name = group.control.name
-    _RECORDED[what.text, name] = what
+    label = group.control.label
+    _RECORDED[what.text, label] = what
     with torch.no_grad():
         operands = [_whole(x.detach()) for x in inputs]
-        *results, mark = torch.ops.tpu_distributed.collective(operands, what.text, name)
+        *results, mark = torch.ops.tpu_distributed.collective(operands, what.text, label)
         for tensor, result in zip(written, results):
             tensor.detach().copy_(result)
     with _kept_lock:
@@ -86,6 +86,12 @@ def recorded_of(node: Node) -> Recorded:
     """What a recorded op carries out."""
     assert node.plan is not None
     return _RECORDED[node.plan.argument("program"), node.plan.argument("group")]
+
+
+def group_of(node: Node) -> Group:
+    """The group that a recorded op is of."""
+    assert node.plan is not None
+    return GROUPS[node.plan.argument("group")]
 
 
 def run_recorded() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _depth = 0
 _differed = False  # in this region
-_last: str | None = None  # name of the group of the last collective that was recorded
+_last: str | None = None  # label of the group of the last collective that was recorded
 
 
 class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
@@ -69,11 +69,11 @@ def records(group: Group) -> bool:
     global _last
     if not _depth or _differed or group.size == 1:
         return False
-    if _last not in (None, group.control.name):
+    if _last not in (None, group.control.label):
         from tpu_distributed.recorded import run_recorded
 
         run_recorded()
-    _last = group.control.name
+    _last = group.control.label
     return not _differed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +25,11 @@ from tpu_core.padding.arrays import exact
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import spmd_region
-from tpu_distributed.control import Agreement, fingerprint_of
+from tpu_distributed.control import Agreement, Control, fingerprint_of
 from tpu_distributed.flights.recorder import RECORDER, Record
-from tpu_distributed.recorded import GROUPS, NAME, Recorded, recorded_of
+from tpu_distributed.recorded import NAME, group_of, recorded_of
 from tpu_distributed.sending import SENDER
 from tpu_distributed.work import Collective
-
-if TYPE_CHECKING:
-    from tpu_distributed.group import Group
 
 
 class _Held:
@@ -75,12 +72,11 @@ class Together:
 
     Args:
         segment: The segment.
-        group: The group.
         nodes: The collectives among its nodes, in order.
     """
 
-    def __init__(self, segment: Segment, group: Group, nodes: Sequence[Node]) -> None:
-        self._group, self._nodes, self._key = group, nodes, segment.key
+    def __init__(self, segment: Segment, nodes: Sequence[Node]) -> None:
+        self._nodes, self._key = nodes, segment.key
         self._recorded = [recorded_of(node) for node in nodes]
         self._ops = described(segment)
         self._device = runtime.runtime().client.devices[segment.device]
@@ -89,7 +85,7 @@ class Together:
         self._fingerprints = fingerprint_of(program) | 1, fingerprint_of(constants)
         self._loaded: Loaded = collectives.obtain(
             runtime.runtime(),
-            group.devices,
+            group_of(nodes[0]).devices,
             f"a program with {len(nodes)} collectives",
             partial(segments.lower, segment),
             segment.outputs(),
@@ -105,31 +101,31 @@ class Together:
             Its results; None where the ranks differ: `program_of` then has another answer.
         """
         given = [exact(a, self._device) for a in arrays]
+        control = group_of(self._nodes[0]).control
         # Nobody else may call a collective of the group till it is known how many this is.
-        with self._group.control.order:
-            job = _Run(partial(self._send, given))
+        with control.order:
+            job = _Run(partial(self._send, control, given))
             SENDER.put(job, waits=True)
             SENDER.wait(job)
         if job.error is not None:
             raise job.error
         return job.results
 
-    def _send(self, arrays: list[Any]) -> list[Any] | None:
-        control = self._group.control
-        first = self._called(0)
+    def _send(self, control: Control, arrays: list[Any]) -> list[Any] | None:
+        first = self._called(control, 0)
         agreement = control.agree_on_program(first, self._fingerprints, self._ops)
         if agreement is not Agreement.ALL:
             control.take_back(first)
             _agreements[self._key] = agreement
             return None
-        records = [first, *(self._called(i) for i in range(1, len(self._nodes)))]
+        records = [first, *(self._called(control, i) for i in range(1, len(self._nodes)))]
         results = self._loaded.execute(arrays).consume_with_handlers(self._loaded.handlers)
         for record in records:
             RECORDER.issued(record, results)
         return list(results)
 
-    def _called(self, index: int) -> Record:
-        record = self._group.control.called(self._recorded[index].call)
+    def _called(self, control: Control, index: int) -> Record:
+        record = control.called(self._recorded[index].call)
         record.line = self._nodes[index].line or record.line
         return record
 
@@ -155,8 +151,6 @@ def described(segment: Segment) -> list[str]:
 def program_of(segment: Segment) -> Program | None:
     """What `tpu_core.compiler.spanning` asks for."""
     nodes = [node for node in segment.nodes if node.name == NAME]
-    assert nodes[0].plan is not None
-    group = GROUPS[nodes[0].plan.argument("group")]
     agreement = _agreements.pop(segment.key, Agreement.ALL)
     if agreement is Agreement.NOTHING:
         spmd_region.differed()
@@ -166,9 +160,9 @@ def program_of(segment: Segment) -> Program | None:
         segment = segment.with_numbers([replace(n, compiled_in=False) for n in segment.numbers])
     execute: Callable[[Sequence[Any]], list[Any] | None]
     if len(segment.nodes) == 1:
-        execute = partial(_alone, segment, group, recorded_of(nodes[0]))
+        execute = partial(_alone, segment)
     else:
-        execute = Together(segment, group, nodes).execute
+        execute = Together(segment, nodes).execute
     return Program(
         execute,
         None,
@@ -181,17 +175,18 @@ def program_of(segment: Segment) -> Program | None:
     )
 
 
-def _alone(segment: Segment, group: Group, recorded: Recorded, arrays: Sequence[Any]) -> list[Any]:
+def _alone(segment: Segment, arrays: Sequence[Any]) -> list[Any]:
     """Carry one collective out, as outside of a region."""
     (node,) = segment.nodes
+    control, recorded = group_of(node).control, recorded_of(node)
     device = runtime.runtime().client.devices[segment.device]
     given = {slot: exact(a, device) for slot, a in zip(segment.inputs(), arrays)}
     taken = [i for i in segment.donated if node.operands.count(i) == 1]
     operands = [_Held(given[i], i in taken) for i in node.operands]
-    with group.control.order:
-        record = group.control.called(recorded.call)
+    with control.order:
+        record = control.called(recorded.call)
         record.line = node.line or record.line
-        work = Collective((), record, group.control, recorded.carrier(), operands, (), True, None)
+        work = Collective((), record, control, recorded.carrier(), operands, (), True, None)
         SENDER.put(work, waits=True)
     work.wait(None)
     results = [*work.arrays, pjrt.put(np.zeros((), np.uint8), device)]
