@@ -69,6 +69,13 @@ def test_collectives_of_four() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("cases", "size"), [("cases_spmd", 4), ("cases_spmd_parallel", 2)])
+def test_regions(cases: str, size: int, tmp_path: Path) -> None:
+    failures = spawn.run(cases, size, timeout=250, TPU_FLIGHT_DIR=str(tmp_path))
+    assert not failures, show(failures)
+
+
+@pytest.mark.slow
 def test_what_stands_on_collectives() -> None:
     failures = spawn.run("cases_ecosystem", 2, timeout=250)
     assert not failures, show(failures)
