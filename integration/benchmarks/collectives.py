@@ -30,17 +30,28 @@ def main() -> None:
     if "RANK" in os.environ:
         print(json.dumps(measure(options.rounds)))
         return
+    rows = in_processes(__file__, options.rounds)
+    harness.report("all_reduce over 2 processes", rows, options)
+
+
+def in_processes(script: str, rounds: int) -> list[dict[str, Any]]:
+    """What a script measures in two processes, each a rank; it prints rows as JSON at the end.
+
+    Args:
+        script: The script; in a process that has ``RANK`` it measures.
+        rounds: Its argument.
+    """
     with socket.socket() as s:
         s.bind(("", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, __file__, "--rounds", str(options.rounds)]
+    command = [sys.executable, script, "--rounds", str(rounds)]
     processes = [
         subprocess.Popen(command, env=environment(rank, port), stdout=subprocess.PIPE, text=True)
         for rank in range(PROCESSES)
     ]
     outputs = [process.communicate(timeout=600)[0] for process in processes]
-    rows = json.loads(outputs[0].splitlines()[-1])
-    harness.report("all_reduce over 2 processes", rows, options)
+    rows: list[dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
+    return rows
 
 
 def environment(rank: int, port: int) -> dict[str, str]:

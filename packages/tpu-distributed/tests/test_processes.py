@@ -20,6 +20,11 @@ def test_collectives_of_two() -> None:
     assert not failures, show(failures)
 
 
+def test_regions_where_ranks_run_the_same_program(tmp_path: Path) -> None:
+    failures = spawn.run("cases_spmd", 2, timeout=100, TPU_FLIGHT_DIR=str(tmp_path))
+    assert not failures, show(failures)
+
+
 def test_groups_made_anew_and_split() -> None:
     failures = spawn.run("cases_groups", 2, timeout=100)
     assert not failures, show(failures)
@@ -60,6 +65,13 @@ def test_a_rank_that_is_stopped_for_a_while(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_collectives_of_four() -> None:
     failures = spawn.run("cases_collectives", 4, timeout=250)
+    assert not failures, show(failures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cases", "size"), [("cases_spmd", 4), ("cases_spmd_parallel", 2)])
+def test_regions(cases: str, size: int, tmp_path: Path) -> None:
+    failures = spawn.run(cases, size, timeout=250, TPU_FLIGHT_DIR=str(tmp_path))
     assert not failures, show(failures)
 
 

@@ -24,6 +24,7 @@ from tpu_core.errors_distributed import CollectiveMismatchError as CollectiveMis
 from tpu_core.errors_distributed import CollectiveTimeoutError as CollectiveTimeoutError
 from tpu_core.errors_distributed import PeerLostError as PeerLostError
 from tpu_core.errors_distributed import ProcessGroupError as ProcessGroupError
+from tpu_core.errors_distributed import SpmdMismatchWarning as SpmdMismatchWarning
 from tpu_core.errors_export import ExportError as ExportError
 from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors_kernels import KernelRuleError as KernelRuleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tpu_core.errors_base import TpuError
+from tpu_core.errors_base import TpuError, TpuWarning
 
 
 class ProcessGroupError(TpuError):
@@ -91,3 +91,26 @@ class PeerLostError(TpuError, torch.distributed.DistBackendError):
 
     code = "TPU1033"
     remedy = "Look at the first error that any process printed; this one is a consequence."
+
+
+class SpmdMismatchWarning(TpuWarning):
+    """Ranks ran different programs in a region that `tpu_distributed.spmd()` declares.
+
+    **How it happens.** In such a region collectives are parts of the programs that ranks record.
+    Before a program runs the ranks compare it. Here one had other ops, shapes or dtypes than
+    another, or other results were still in use after it (`if rank == 0: print(loss)`). The values
+    are right nevertheless: the collectives were carried out one by one, as outside of the region,
+    and so are those that follow until it ends. A rank that calls other *collectives* than another
+    gets a `CollectiveMismatchError`, in the region and out of it.
+
+    ```console
+    SpmdMismatchWarning: [TPU1034] Ranks of group '0' run different programs in spmd().
+      rank 0: aten.mul.Tensor float32[4] at train.py:12
+      rank 1: aten.add.Tensor float32[4] at train.py:14
+    ```
+
+    **How to fix it.** Move what only some ranks do out of the region, or do it on all ranks.
+    """
+
+    code = "TPU1034"
+    remedy = "Move what only some ranks do out of the region, or do it on all ranks."

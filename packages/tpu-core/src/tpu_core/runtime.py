@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import typing_extensions  # PyTorch requires it
 
 from tpu_core import _C, collector, modes, platforms, synchronization
 from tpu_core.config import config
@@ -18,8 +19,10 @@ from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
 
 _lock = threading.RLock()
-# Folders of code whose lines are not the user's.
+# Folders and files of code whose lines are not the user's.
 _internal = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
+# Where the wrappers of PyTorch's deprecated functions are.
+_internal.append(typing_extensions.__file__)
 _state: Runtime | None = None
 _owner = 0
 

@@ -19,6 +19,9 @@ from tpu_core.host_copies import HOST_COPIES, Copy, wait
 # Of what else puts work on a device, by a thread of its own. Each returns when all that it was
 # given has been sent, and gives the arrays that are computed last.
 QUEUES: list[Callable[[], list[Any]]] = []
+# Say whether an event that nobody takes the time of leaves what is recorded as it is until somebody
+# asks for the event.
+DEFERS: list[Callable[[], bool]] = []
 
 
 def synchronize(device: int) -> None:
@@ -72,10 +75,15 @@ def query(device: int) -> bool:
 
 @dataclass(slots=True)
 class Marker:
-    """A recorded event: everything sent to the device before it."""
+    """A recorded event: everything sent to the device before it.
+
+    Attributes:
+        arrays: What the device computed last; None until somebody asks for a deferred event, which
+            then is at the end of what was recorded by that time.
+    """
 
     device: int
-    arrays: list[Any]
+    arrays: list[Any] | None
     copies: list[Copy]
     timed: bool
     done: threading.Event | None = None
@@ -84,9 +92,10 @@ class Marker:
     @staticmethod
     def record(device: int, timed: bool) -> Marker:
         """Mark the end of what was recorded so far."""
-        _C.flush_all(device, "event")
-        arrays = [*_queued(), _C.newest_array(device)]
-        marker = Marker(device, arrays, HOST_COPIES.pending(device), timed)
+        marker = Marker(device, None, [], timed)
+        if not timed and any(defers() for defers in DEFERS):
+            return marker
+        marker._place()
         if timed:
             marker.done = threading.Event()
             if marker.query():
@@ -95,6 +104,13 @@ class Marker:
                 # Not a daemon: at the interpreter's exit it would be inside XLA.
                 threading.Thread(target=marker._wait).start()
         return marker
+
+    def _place(self) -> list[Any]:
+        if self.arrays is None:
+            _C.flush_all(self.device, "event")
+            self.arrays = [*_queued(), _C.newest_array(self.device)]
+            self.copies = HOST_COPIES.pending(self.device)
+        return self.arrays
 
     def _finish(self) -> None:
         self.time = time.perf_counter()
@@ -107,14 +123,15 @@ class Marker:
         self._finish()
 
     def _block(self) -> None:
-        for array in self.arrays:
+        for array in self._place():
             _wait_for(array, self.device)
         wait(self.copies)
 
     def query(self) -> bool:
         """Whether the device has passed the marker."""
+        arrays = self._place()
         copied = all(c.done() for c in self.copies)
-        return copied and all(is_ready(array, self.device) for array in self.arrays)
+        return copied and all(is_ready(array, self.device) for array in arrays)
 
     def synchronize(self) -> None:
         """Wait for the device to pass the marker."""

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from tpu_distributed.comm_hooks import bf16_compression_hook as bf16_compression_hook
     from tpu_distributed.flights.recorder import FlightRecorder
     from tpu_distributed.prefetching import prefetch as prefetch
+    from tpu_distributed.spmd_region import spmd as spmd
 
-__all__ = ["__version__", "bf16_compression_hook", "flight_recorder", "prefetch"]
+__all__ = ["__version__", "bf16_compression_hook", "flight_recorder", "prefetch", "spmd"]
 
 
 def flight_recorder() -> FlightRecorder:
@@ -39,4 +40,8 @@ def __getattr__(name: str) -> Any:
         from tpu_distributed.comm_hooks import bf16_compression_hook
 
         return bf16_compression_hook
+    if name == "spmd":
+        from tpu_distributed.spmd_region import spmd
+
+        return spmd
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

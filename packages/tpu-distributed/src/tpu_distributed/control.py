@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +29,7 @@ from tpu_core.errors import (
     ProcessGroupError,
     TpuError,
 )
+from tpu_distributed import differences
 from tpu_distributed.flights.recorder import RECORDER, Record
 
 # How much of an array a message of the control connection takes along: what costs next to nothing.
@@ -57,8 +59,21 @@ class Call:
     @cached_property
     def fingerprint(self) -> int:
         """63 bits that are the same in every process."""
-        digest = hashlib.sha256(str(self).encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1
+        return fingerprint_of(str(self))
+
+
+class Agreement(Enum):
+    """In what the programs of ranks are the same."""
+
+    ALL = auto()
+    BUT_CONSTANTS = auto()
+    NOTHING = auto()
+
+
+def fingerprint_of(text: str) -> int:
+    """63 bits that are the same in every process."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 class Control:
@@ -78,6 +93,8 @@ class Control:
     ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.ranks = tuple(ranks)
+        # Of whose programs: a later group may have this name, and other ranks.
+        self.label = f"{name} of {', '.join(map(str, ranks))}"
         self.timeout = timeout
         self.sequence = 0
         self.order = threading.Lock()
@@ -87,20 +104,27 @@ class Control:
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        # Sequence and fingerprint of the call, and the payload.
-        self._own = torch.zeros(2 + PAYLOAD_BYTES // 8, dtype=torch.int64)
+        # Sequence and fingerprint of the call, those of a whole program and its constants or 0, and
+        # the payload.
+        self._own = torch.zeros(4 + PAYLOAD_BYTES // 8, dtype=torch.int64)
         self._all = self._own.repeat(size)
         rows = self._all.view(size, -1).numpy()
         self._own_numbers, self._own_payload = (
-            self._own.numpy()[:2],
-            self._own.numpy()[2:].view("u1"),
+            self._own.numpy()[:4],
+            self._own.numpy()[4:].view("u1"),
         )
-        self._numbers, self._payloads = rows[:, :2], rows.view("u1")[:, 16:]
+        self._numbers, self._payloads = rows[:, :4], rows.view("u1")[:, 32:]
 
     def called(self, call: Call) -> Record:
         """The record of the next collective. `order` must be held until that is in the queue."""
         self.sequence += 1
         return RECORDER.called(self.name, self.ranks, self.sequence, call)
+
+    def take_back(self, record: Record) -> None:
+        """Forget the last collective that was `called`."""
+        assert record.sequence == self.sequence
+        self.sequence -= 1
+        RECORDER.forget(record)
 
     def agree(
         self,
@@ -126,17 +150,52 @@ class Control:
         """
         if self.size == 1:
             return ()
-        own = self._own_numbers
-        own[0], own[1] = record.sequence, record.call.fingerprint
         if payload is not None:
             self._own_payload[: payload.nbytes] = payload.reshape(-1).view(np.uint8)
-        self.exchange(self._own, self._all, record, timeout)
-        if not (self._numbers == own).all():
-            raise self._mismatch(record)
+        while not self._same(record, (0, 0), timeout):
+            if not self._numbers[:, 2].any():
+                raise self._mismatch(record)
+            # Some ranks came with a whole program. They come again, with this collective alone.
+            self._differ(record, [f"out of spmd(): {record.call} at {record.line}"])
         if payload is None:
             return ()
         rows = self._payloads[:, : payload.nbytes]
         return [row.view(payload.dtype).reshape(payload.shape) for row in rows]
+
+    def agree_on_program(
+        self, record: Record, fingerprints: tuple[int, int], ops: Sequence[str]
+    ) -> Agreement:
+        """Wait until all ranks have come to a collective that is part of a program.
+
+        Args:
+            record: Of the program's first collective.
+            fingerprints: Of the program and of the constants in it, 63 bits each; the first not 0.
+            ops: What to say of it where ranks differ, op by op.
+
+        Returns:
+            In what the programs are the same. Where that is nothing, a warning has said so, and
+            each rank must go on with that collective alone.
+
+        Raises:
+            TpuError: As of `agree`, but for mismatches.
+        """
+        if self._same(record, fingerprints, None):
+            return Agreement.ALL
+        if (self._numbers[:, :3] == self._own_numbers[:3]).all():
+            return Agreement.BUT_CONSTANTS
+        self._differ(record, ops)
+        return Agreement.NOTHING
+
+    def _same(self, record: Record, program: tuple[int, int], timeout: float | None) -> bool:
+        own = self._own_numbers
+        own[:] = record.sequence, record.call.fingerprint, *program
+        self.exchange(self._own, self._all, record, timeout)
+        return bool((self._numbers == own).all())
+
+    def _differ(self, record: Record, ops: Sequence[str]) -> None:
+        key = f"program/{record.sequence}"
+        listed = differences.exchange(self._store, key, self.rank, self.size, ops)
+        differences.warn(self.name, listed, record.line)
 
     def message(self, call: Call) -> Record:
         """The record of a message, which other ranks need not agree to."""

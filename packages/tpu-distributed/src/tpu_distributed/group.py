@@ -13,10 +13,11 @@ from tpu_core import _C, runtime
 from tpu_core.compiler import collectives
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt.client import Loaded
-from tpu_distributed import messages, uneven
+from tpu_distributed import messages, recorded, spmd_region, uneven
 from tpu_distributed.control import Call, Control
 from tpu_distributed.flights.recorder import Record
 from tpu_distributed.programs import Carrier, OnDevices, OnHosts
+from tpu_distributed.recorded import GROUPS, Recorded
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.sending import SENDER, Task
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
@@ -28,6 +29,9 @@ Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
 # Adds a collective to a program, given its parameters; returns its results.
 Build = Callable[[Program, list[Value]], list[Value]]
+
+# Ranks do different things with what these read or write: they are never parts of one program.
+_ROOTED = frozenset({"reduce", "gather", "scatter"})
 
 
 class Group:
@@ -41,11 +45,13 @@ class Group:
     def __init__(self, control: Control, devices: Sequence[Any]) -> None:
         self.control = control
         self.rank, self.size = control.rank, control.size
-        self._devices = list(devices)
+        self.devices = list(devices)
         self._calls: dict[Any, Call] = {}
         self._carriers: dict[Any, Carrier] = {}
         self._coalesced: list[Issued] | None = None
         self._is_open = True
+        self._recorded: dict[Any, Recorded] = {}
+        GROUPS[control.label] = self
         SENDER.start()
 
     # Collectives, in c10d's order of arguments.
@@ -196,10 +202,12 @@ class Group:
 
     def send(self, tensors: Tensors, to: int, tag: int) -> Issued:
         """A tensor to one rank."""
+        recorded.run_recorded()
         return self._done(messages.send(self.control, tensors[0], to, tag))
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> Issued:
         """A tensor from one rank, or from any: -1."""
+        recorded.run_recorded()
         return self._done(messages.receive(self.control, tensors[0], source, tag))
 
     # The group itself.
@@ -234,7 +242,7 @@ class Group:
         times = store.add(f"tpu made by {own}", 1)
         store = PrefixStore(f"tpu/{times}/", store)
         control = Control(store, name, own, size, seconds, members)
-        group = Group(control, [self._devices[r] for r in ranks])
+        group = Group(control, [self.devices[r] for r in ranks])
         return _C.make_backend(own, size, "tpu", seconds, group)
 
     def abort(self) -> None:
@@ -250,6 +258,8 @@ class Group:
     def _close(self, wait: bool) -> None:
         if self._is_open:
             self._is_open = False
+            if wait:
+                recorded.run_recorded()
             SENDER.stop(wait)
 
     def agree(self, call: Call, timeout: float | None = None) -> Record:
@@ -262,6 +272,7 @@ class Group:
         Returns:
             Its record.
         """
+        recorded.run_recorded()
         with self.control.order:
             record = self.control.called(call)
             task = Task(lambda: self.control.agree(record, timeout))
@@ -294,6 +305,7 @@ class Group:
             agreed: Its record, where they have agreed before.
             on_hosts: What to do with the one operand where that is in the host's memory.
         """
+        recorded.run_recorded()
         operands = [_C.Operand(x) for x in inputs]
         promises: list[_C.Promise] = []
         copied = []
@@ -342,11 +354,29 @@ class Group:
         if all(x.numel() == 0 for x in inputs):
             self.agree(call, timeout).finish()
             return self._done(Issued(written))
+        if kind not in _ROOTED and spmd_region.records(self):
+            what = self._as_op(call, inputs, build, on_hosts)
+            recorded.record(self, what, inputs, written)
+            return self._done(Issued(written))
         waits = not options.asyncOp
         work = self.run(
             call, inputs, build, written, timeout=timeout, waits=waits, on_hosts=on_hosts
         )
         return self._done(work)
+
+    def _as_op(
+        self, call: Call, inputs: Tensors, build: Build, on_hosts: Reduction | None
+    ) -> Recorded:
+        shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
+        what = self._recorded.get((call, shapes))
+        if what is None:
+            p, results = self._built(inputs, build, self.devices)
+            outputs = tuple((r.shape, DTYPES[r.element]) for r in results)
+            like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
+            carrier = partial(self._carrier, call, like, build, on_hosts)
+            what = Recorded(call, p.text(results), outputs, carrier)
+            self._recorded[call, shapes] = what
+        return what
 
     def _done(self, work: Issued) -> Issued:
         if self._coalesced is not None:
@@ -366,7 +396,7 @@ class Group:
                 take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
                 carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
             else:
-                carrier = OnDevices(self._program(call, inputs, build, self._devices))
+                carrier = OnDevices(self._program(call, inputs, build, self.devices))
             self._carriers[call, shapes] = carrier
         return carrier
 
@@ -378,12 +408,17 @@ class Group:
         devices: Sequence[Any],
         takes: bool = False,
     ) -> Loaded:
-        p = Program(len(devices))
-        parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
-        results = build(p, parameters)
+        p, results = self._built(inputs, build, devices)
         outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
         text = partial(p.text, results, takes)
         return collectives.obtain(runtime.runtime(), devices, str(call), text, outputs)
+
+    @staticmethod
+    def _built(
+        inputs: Tensors, build: Build, devices: Sequence[Any]
+    ) -> tuple[Program, list[Value]]:
+        p = Program(len(devices))
+        return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:
         for x, y in zip(smaller, larger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -49,6 +49,19 @@ class Issued:
         return -1
 
 
+class Read(Protocol):
+    """What a collective reads: a `tpu_core._C.Operand`, say."""
+
+    def array(self) -> Any:
+        """Its array, once it is computed."""
+
+    def is_last_use(self) -> bool:
+        """Whether nothing else will read it."""
+
+    def release(self) -> None:
+        """Let go of it."""
+
+
 class Collective(Issued):
     """A collective that is sent to the device when its turn has come.
 
@@ -69,7 +82,7 @@ class Collective(Issued):
         record: Record,
         control: Control,
         carrier: Carrier,
-        operands: Sequence[_C.Operand],
+        operands: Sequence[Read],
         promises: Sequence[_C.Promise],
         agrees: bool,
         timeout: float | None,
@@ -111,6 +124,11 @@ class Collective(Issued):
             operand.release()
         self._operands = ()
         self.is_sent = True
+        return self._arrays
+
+    @property
+    def arrays(self) -> list[Any]:
+        """What the device computes, once it is sent."""
         return self._arrays
 
     def wait(self, timeout: float | None) -> None:

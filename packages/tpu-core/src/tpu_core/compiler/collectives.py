@@ -28,8 +28,11 @@ def obtain(
     runtime: Runtime,
     devices: Sequence[Any],
     name: str,
-    module: Callable[[], str],
+    module: Callable[[], str | bytes],
     outputs: Outputs,
+    what: str | None = None,
+    contents: Sequence[tuple[str, str]] | None = None,
+    cut: str = "collective",
 ) -> pjrt.Loaded:
     """A program for some devices of the world: from the cache folder, else compiled.
 
@@ -37,8 +40,11 @@ def obtain(
         runtime: The running device; one of ``devices`` is its own.
         devices: JAX devices, of which device ``i`` is replica ``i`` of the program.
         name: What it does, with shapes and dtypes: ``"all_reduce sum float32[4]"``.
-        module: Gives its StableHLO as text.
+        module: Gives its StableHLO.
         outputs: Shape and dtype of each result.
+        what: A text that says what the module computes, where that is known without the module.
+        contents: (line, name) of each of its ops; one of the name unless given.
+        cut: Why it ends where it does.
 
     Raises:
         CompilationError: XLA refused it.
@@ -46,9 +52,9 @@ def obtain(
     """
     client, store = runtime.client, runtime.store
     started = time.perf_counter()
-    text = module()
+    text = module() if what is None else None
     key = fingerprint(
-        module=text,
+        module=text if what is None else what,
         devices=[device.id for device in devices] if len(devices) > 1 else None,
         platform=client.version,
         versions=source_versions(),
@@ -56,10 +62,12 @@ def obtain(
     executable = _load(store, key, devices, client)
     source: Source = "disk"
     line = _C.user_line()
+    contents = contents or ((line or "", name),)
     if executable is None:
         require_compiling_allowed(f"{name} is new", 1, line)
         METRICS.cache_miss()
         source = "compiled"
+        text = module() if text is None else text
         try:
             executable = distributed.compile_replicated(text, devices, client)
         except Exception as error:
@@ -72,11 +80,11 @@ def obtain(
             time.perf_counter() - started,
             f"{name} over {len(devices)} devices is new" if len(devices) > 1 else f"{name} is new",
             source,
-            1,
+            len(contents),
             line,
             key,
-            cut="collective",
-            contents=((line or "", name),),
+            cut=cut,
+            contents=tuple(contents),
         )
     )
     return loaded

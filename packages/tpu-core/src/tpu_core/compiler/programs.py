@@ -28,6 +28,7 @@ from tpu_core.compiler.background import Background
 from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Segment
+from tpu_core.compiler.spanning import spanning
 from tpu_core.compiler.worker import Job, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
@@ -142,6 +143,8 @@ class ProgramBuilder:
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
         s = Segment.from_export(exported)
+        if (together := spanning(s)) is not None:
+            return together(s)
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
             return padded

@@ -146,11 +146,11 @@ def _options(devices: Sequence[Any], client: Client) -> Any:
     return options
 
 
-def compile_replicated(module: str, devices: Sequence[Any], client: Client) -> Any:
-    """Compile StableHLO text that each of some devices runs on arrays of its own.
+def compile_replicated(module: str | bytes, devices: Sequence[Any], client: Client) -> Any:
+    """Compile StableHLO that each of some devices runs on arrays of its own.
 
     Args:
-        module: The text; its replica ``i`` is ``devices[i]``.
+        module: Text or bytecode; its replica ``i`` is ``devices[i]``.
         devices: JAX devices, those of other processes included.
         client: The client.
     """

@@ -146,6 +146,13 @@ class FlightRecorder:
             self._made += 1
         return record
 
+    def forget(self, record: Record) -> None:
+        """Drop a record: its collective is going to be called again."""
+        with self._lock:
+            if record in self._records:
+                self._records.remove(record)
+                self._made -= 1
+
     def issued(self, record: Record, arrays: Sequence[Any]) -> None:
         """A collective's program was sent to the device, which computes these arrays."""
         record.issue(arrays)
