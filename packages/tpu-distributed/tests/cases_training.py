@@ -225,6 +225,40 @@ def case_dtensor() -> None:
     assert not torch.equal(halves[0], halves[1])
 
 
+def case_attention_of_dtensors() -> None:
+    mesh = init_device_mesh("tpu", (SIZE,))
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    shared = [t[:, :2] for t in (keys, values)]  # two heads of queries for one of keys
+    bias = torch.randn(1, 4, 6, 5)
+
+    def attention(q, k, v, mask=None):  # type: ignore[no-untyped-def]
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])
+
+    batch, heads, plain = Shard(0), Shard(1), [query, keys, values]
+    for inputs, ways in (
+        (plain, (Replicate(), batch)),
+        ([*plain, bias], (batch, heads)),
+        ([query, *shared], (heads,)),
+    ):
+        whole = [t.clone().requires_grad_() for t in inputs]
+        expected = attention(*whole)
+        expected.square().sum().backward()
+        for placement in ways:
+            parts = []
+            for t in inputs:
+                divides = isinstance(placement, Shard) and t.shape[placement.dim] > 1
+                placements = [placement if divides else Replicate()]
+                parts.append(distribute_tensor(t.to(DEVICE), mesh, placements).requires_grad_())
+            out = attention(*parts)
+            assert out.placements == (placement,)
+            assert_close(out.full_tensor().detach().cpu(), expected.detach())
+            out.square().sum().backward()
+            for part, t in zip(parts, whole, strict=True):
+                assert part.grad is not None and t.grad is not None
+                assert_close(part.grad.full_tensor().cpu(), t.grad, rtol=1e-4, atol=1e-5)
+
+
 def case_tensor_parallel() -> None:
     net, xs, ys = made()
     net.to(DEVICE)
