@@ -1,4 +1,4 @@
-"""Functions that wait for a module to be imported: for what would cost too much in `import torch`."""
+"""Functions that wait for a module to be imported: what would cost too much in `import torch`."""
 
 from __future__ import annotations
 
