@@ -68,7 +68,12 @@ def without_numbers(text: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("way", "processes"),
-    [("no", 1), ("ddp", 2), pytest.param("fsdp", 2, marks=pytest.mark.slow), ("fsdp+tp", 4)],
+    [
+        ("no", 1),
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp", 2, marks=pytest.mark.slow),
+        ("fsdp+tp", 4),
+    ],
 )
 def test_from_one_chip_to_many(way: str, processes: int, tmp_path: Path) -> None:
     script = program("distributed.md", tmp_path)
