@@ -11,6 +11,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -205,6 +208,19 @@ def case_fsdp2_mixed_precision() -> None:
     for name, p in net.named_parameters():
         # bfloat16 has 8 bits; Adam's steps are of 0.05 whatever the gradient's size.
         assert (p.full_tensor().cpu() - whole[name]).abs().mean() < 0.05
+
+
+def case_fsdp2_activation_checkpointing() -> None:
+    net, xs, ys = made()
+    calls = []
+    net.up.register_forward_hook(lambda m, i, o: calls.append(torch.is_grad_enabled()))
+    apply_activation_checkpointing(net, check_fn=lambda m: isinstance(m, nn.Linear))
+    fully_shard(net)
+    net.to(DEVICE)
+    train(net, shares(xs), shares(ys))
+    assert len(calls) == 2 * STEPS  # again in each backward
+    prefix = "_checkpoint_wrapped_module."
+    compare({name.replace(prefix, ""): p for name, p in net.named_parameters()})
 
 
 def case_dtensor() -> None:

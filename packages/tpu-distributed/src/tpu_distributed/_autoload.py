@@ -27,7 +27,12 @@ def load() -> None:
         dist.Backend.register_backend(name, _create, extended_api=True, devices=["tpu"])
     _add_gloo_for_cpu_tensors()
     splitting.install()
-    when_imported({"torch.distributed.tensor": _add_sharding_rules})
+    when_imported(
+        {
+            "torch.distributed.tensor": _add_sharding_rules,
+            "torch.distributed.tensor.experimental._context_parallel._attention": _divide_sequences,
+        }
+    )
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -40,6 +45,12 @@ def _add_sharding_rules(module: ModuleType) -> None:
     from tpu_distributed import sharding_rules
 
     sharding_rules.register()
+
+
+def _divide_sequences(module: ModuleType) -> None:
+    from tpu_distributed import context_parallel
+
+    context_parallel.register(module)
 
 
 def _add_gloo_for_cpu_tensors() -> None:
