@@ -213,7 +213,7 @@ def case_fsdp2_mixed_precision() -> None:
 def case_fsdp2_activation_checkpointing() -> None:
     net, xs, ys = made()
     calls = []
-    net.up.register_forward_hook(lambda m, i, o: calls.append(torch.is_grad_enabled()))
+    net.up.register_forward_pre_hook(lambda m, inputs: calls.append(m))
     apply_activation_checkpointing(net, check_fn=lambda m: isinstance(m, nn.Linear))
     fully_shard(net)
     net.to(DEVICE)
