@@ -82,14 +82,18 @@ def shares(t: torch.Tensor) -> torch.Tensor:
 
 
 def case_start() -> None:
+    # As programs written for any accelerator do it.
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() >= SIZE
     torch.accelerator.set_device_index(RANK)
-    dist.init_process_group(device_id=DEVICE)
+    backend = dist.get_default_backend_for_device(DEVICE)
+    assert backend == "tpu"
+    dist.init_process_group(backend=backend, device_id=DEVICE)
     assert torch.accelerator.current_device_index() == RANK
 
 
 def case_ddp() -> None:
     net, xs, ys = made()
-    net.to(DEVICE)
+    net.to(RANK)  # an index: of the current accelerator
     if RANK:
         for p in net.parameters():
             p.detach().zero_()  # rank 0's are sent to all
