@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import harness
+import ranks
 
 PROCESSES = 2
 # Elements of float32, and the target of the ratio to gloo.
@@ -30,41 +28,8 @@ def main() -> None:
     if "RANK" in os.environ:
         print(json.dumps(measure(options.rounds)))
         return
-    rows = in_processes(__file__, options.rounds)
+    rows = ranks.run(__file__, PROCESSES, "--rounds", str(options.rounds), timeout=600)[0]
     harness.report("all_reduce over 2 processes", rows, options)
-
-
-def in_processes(script: str, rounds: int) -> list[dict[str, Any]]:
-    """What a script measures in two processes, each a rank; it prints rows as JSON at the end.
-
-    Args:
-        script: The script; in a process that has ``RANK`` it measures.
-        rounds: Its argument.
-    """
-    with socket.socket() as s:
-        s.bind(("", 0))
-        port = s.getsockname()[1]
-    command = [sys.executable, script, "--rounds", str(rounds)]
-    processes = [
-        subprocess.Popen(command, env=environment(rank, port), stdout=subprocess.PIPE, text=True)
-        for rank in range(PROCESSES)
-    ]
-    outputs = [process.communicate(timeout=600)[0] for process in processes]
-    rows: list[dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
-    return rows
-
-
-def environment(rank: int, port: int) -> dict[str, str]:
-    """What torchrun sets."""
-    numbers = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": PROCESSES,
-        "LOCAL_WORLD_SIZE": PROCESSES,
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": 1,
-    }
-    return {**os.environ, "MASTER_ADDR": "localhost", **{k: str(v) for k, v in numbers.items()}}
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import tempfile
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -69,24 +71,6 @@ def case_zero_redundancy_optimizer() -> None:
         assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
 
 
-def case_checkpoint() -> None:
-    folders = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folders, 0)
-    net = made().to(DEVICE)
-    fully_shard(net)
-    dcp.save({"net": net.state_dict()}, checkpoint_id=f"{folders[0]}/now")
-    dcp.async_save({"net": net.state_dict()}, checkpoint_id=f"{folders[0]}/later").result()
-    for name in ("now", "later"):
-        with torch.no_grad():
-            for p in net.parameters():
-                p.zero_()
-        state = {"net": net.state_dict()}
-        dcp.load(state, checkpoint_id=f"{folders[0]}/{name}")
-        net.load_state_dict(state["net"])
-        for p, q in zip(net.parameters(), made().parameters(), strict=True):
-            assert_close(p.full_tensor().cpu(), q.detach(), rtol=0, atol=0)
-
-
 def case_compiled_collective() -> None:
     @torch.compile(fullgraph=True)
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -112,19 +96,58 @@ def case_batch_norm_over_ranks() -> None:
 
 
 def case_pipeline() -> None:
+    net = made()
+    part = (net[:2] if RANK == 0 else net[2:]).to(DEVICE)
+    stage = PipelineStage(part, RANK, SIZE, DEVICE)
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=F.mse_loss)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=0.05)
     whole = made()
-    part = (whole[:2] if RANK == 0 else whole[2:]).to(DEVICE)
-    schedule = ScheduleGPipe(
-        PipelineStage(part, RANK, SIZE, DEVICE), n_microbatches=2, loss_fn=F.mse_loss
-    )
-    losses: list[torch.Tensor] = []
+    whole_optimizer = torch.optim.AdamW(whole.parameters(), lr=0.05)
     target = torch.ones(4, 4)
-    if RANK == 0:
-        schedule.step(batch().to(DEVICE))
-    else:
-        schedule.step(target=target.to(DEVICE), losses=losses)
-        expected = F.mse_loss(made()(batch()), target)
-        assert_close(torch.stack(losses).mean().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses: list[torch.Tensor] = []
+        if RANK == 0:
+            schedule.step(batch().to(DEVICE))
+        else:
+            schedule.step(target=target.to(DEVICE), losses=losses)
+        optimizer.step()
+        whole_optimizer.zero_grad()
+        loss = F.mse_loss(whole(batch()), target)
+        loss.backward()
+        whole_optimizer.step()
+        if RANK == 1:
+            assert_close(torch.stack(losses).mean().cpu(), loss.detach(), rtol=1e-4, atol=1e-5)
+    for p, q in zip(part.parameters(), (whole[:2], whole[2:])[RANK].parameters(), strict=True):
+        assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
+
+
+def case_context_parallel() -> None:
+    mesh = init_device_mesh("tpu", (SIZE,))
+    torch.manual_seed(0)
+    # Two heads of queries for one of keys.
+    whole = [torch.randn(2, heads, 8 * SIZE, 4) for heads in (4, 2, 2)]
+    for is_causal in (True, False):
+        inputs = [t.clone().requires_grad_() for t in whole]
+        expected = F.scaled_dot_product_attention(*inputs, is_causal=is_causal, enable_gqa=True)
+        expected.square().sum().backward()
+        parts = [t.to(DEVICE) for t in whole]
+        with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 3):
+            assert parts[0].shape[2] == 8
+            for part in parts:
+                part.requires_grad_()
+            out = F.scaled_dot_product_attention(*parts, is_causal=is_causal, enable_gqa=True)
+            out.square().sum().backward()
+            grads = [part.grad for part in parts]
+            with pytest.raises(NotImplementedError, match="no attn_mask"):
+                mask = torch.zeros(1, 1, 8, 8 * SIZE, device=DEVICE)
+                F.scaled_dot_product_attention(*parts, mask, enable_gqa=True)
+            found = context_parallel_unshard(mesh, [out.detach(), *grads], [2] * 4)
+            for part in parts:
+                part.requires_grad_(False)
+        correct = [expected.detach(), *(t.grad for t in inputs)]
+        for actual, right in zip(found, correct, strict=True):
+            assert_close(actual.cpu(), right, rtol=1e-4, atol=1e-5)
 
 
 def case_ranks_with_more_batches() -> None:

@@ -11,6 +11,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -79,14 +82,18 @@ def shares(t: torch.Tensor) -> torch.Tensor:
 
 
 def case_start() -> None:
+    # As programs written for any accelerator do it.
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() >= SIZE
     torch.accelerator.set_device_index(RANK)
-    dist.init_process_group(device_id=DEVICE)
+    backend = dist.get_default_backend_for_device(DEVICE)
+    assert backend == "tpu"
+    dist.init_process_group(backend=backend, device_id=DEVICE)
     assert torch.accelerator.current_device_index() == RANK
 
 
 def case_ddp() -> None:
     net, xs, ys = made()
-    net.to(DEVICE)
+    net.to(RANK)  # an index: of the current accelerator
     if RANK:
         for p in net.parameters():
             p.detach().zero_()  # rank 0's are sent to all
@@ -207,6 +214,19 @@ def case_fsdp2_mixed_precision() -> None:
         assert (p.full_tensor().cpu() - whole[name]).abs().mean() < 0.05
 
 
+def case_fsdp2_activation_checkpointing() -> None:
+    net, xs, ys = made()
+    calls = []
+    net.up.register_forward_pre_hook(lambda m, inputs: calls.append(m))
+    apply_activation_checkpointing(net, check_fn=lambda m: isinstance(m, nn.Linear))
+    fully_shard(net)
+    net.to(DEVICE)
+    train(net, shares(xs), shares(ys))
+    assert len(calls) == 2 * STEPS  # again in each backward
+    prefix = "_checkpoint_wrapped_module."
+    compare({name.replace(prefix, ""): p for name, p in net.named_parameters()})
+
+
 def case_dtensor() -> None:
     mesh = init_device_mesh("tpu", (SIZE,))
     full = torch.arange(24.0).view(8, 3)
@@ -223,6 +243,40 @@ def case_dtensor() -> None:
     drawn = torch.distributed.tensor.rand(8, 4, device_mesh=mesh, placements=[Shard(0)])
     halves = drawn.full_tensor().cpu().chunk(SIZE)
     assert not torch.equal(halves[0], halves[1])
+
+
+def case_attention_of_dtensors() -> None:
+    mesh = init_device_mesh("tpu", (SIZE,))
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    shared = [t[:, :2] for t in (keys, values)]  # two heads of queries for one of keys
+    bias = torch.randn(1, 4, 6, 5)
+
+    def attention(q, k, v, mask=None):  # type: ignore[no-untyped-def]
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])
+
+    batch, heads, plain = Shard(0), Shard(1), [query, keys, values]
+    for inputs, ways in (
+        (plain, (Replicate(), batch)),
+        ([*plain, bias], (batch, heads)),
+        ([query, *shared], (heads,)),
+    ):
+        whole = [t.clone().requires_grad_() for t in inputs]
+        expected = attention(*whole)
+        expected.square().sum().backward()
+        for placement in ways:
+            parts = []
+            for t in inputs:
+                divides = isinstance(placement, Shard) and t.shape[placement.dim] > 1
+                placements = [placement if divides else Replicate()]
+                parts.append(distribute_tensor(t.to(DEVICE), mesh, placements).requires_grad_())
+            out = attention(*parts)
+            assert out.placements == (placement,)
+            assert_close(out.full_tensor().detach().cpu(), expected.detach())
+            out.square().sum().backward()
+            for part, t in zip(parts, whole, strict=True):
+                assert part.grad is not None and t.grad is not None
+                assert_close(part.grad.full_tensor().cpu(), t.grad, rtol=1e-4, atol=1e-5)
 
 
 def case_tensor_parallel() -> None:

@@ -76,6 +76,19 @@ def test_regions(cases: str, size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_checkpoints_of_four_for_two_and_one(tmp_path: Path) -> None:
+    for size in (4, 2):  # the two load what the four have written
+        failures = spawn.run("cases_checkpoints", size, timeout=200, CHECKPOINTS=str(tmp_path))
+        assert not failures, show(failures)
+    expected = torch.load(tmp_path / "full.pt")
+    for folder in ("of-4", "of-4-later", "of-2", "of-2-later"):
+        model = {name: torch.zeros_like(p) for name, p in expected.items()}
+        dcp.load({"model": model}, checkpoint_id=tmp_path / folder, no_dist=True)
+        for name, p in model.items():
+            torch.testing.assert_close(p, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_what_stands_on_collectives() -> None:
     failures = spawn.run("cases_ecosystem", 2, timeout=250)
     assert not failures, show(failures)

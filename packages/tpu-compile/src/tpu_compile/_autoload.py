@@ -1,16 +1,12 @@
 """Prepares Dynamo for the device when it is imported (entry point group ``torch.backends``).
 
-It runs inside ``import torch`` and imports nothing of Dynamo, which costs two seconds: a finder
-waits for some of its modules.
+It runs inside ``import torch`` and imports nothing of Dynamo, which costs two seconds: it waits for
+some of its modules.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 
 
@@ -18,18 +14,13 @@ def load() -> None:
     """Have Dynamo find the device's interface and backend, now or when it is imported."""
     import torch
 
+    from tpu_core.imports import when_imported
+
     # Before TORCH_LOGS is read.
     torch._logging._internal.register_artifact(
         "tpu_graphs", "Graphs that torch.compile hands to device tpu.", visible=True
     )
-    missing = {}
-    for name, prepare in _PREPARED.items():
-        if name in sys.modules:
-            prepare(sys.modules[name])
-        else:
-            missing[name] = prepare
-    if missing:
-        sys.meta_path.insert(0, _Finder(missing))
+    when_imported(_PREPARED)
 
 
 def _set_interface(module: ModuleType) -> None:
@@ -85,35 +76,3 @@ _PREPARED: dict[str, Callable[[ModuleType], None]] = {
     "torch.nn.attention.flex_attention": _admit_device,
     "torch._subclasses.fake_impls": _know_geometry,
 }
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Calls a function on each of some modules once it has been executed."""
-
-    def __init__(self, prepared: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._prepared = prepared
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders give, with a loader that calls the function."""
-        prepare = self._prepared.pop(name, None)
-        if not self._prepared and self in sys.meta_path:
-            sys.meta_path.remove(self)
-        if prepare is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            _call_after(spec.loader, prepare)
-        return spec
-
-
-def _call_after(loader: importlib.abc.Loader, prepare: Callable[[ModuleType], None]) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        prepare(module)
-
-    # On this loader, which is of one module; its class serves all the others.
-    vars(loader)["exec_module"] = exec_module

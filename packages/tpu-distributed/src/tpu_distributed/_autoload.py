@@ -6,6 +6,7 @@ this package waits until a process group is made.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 # transformers asks for the second.
@@ -18,6 +19,7 @@ def load() -> None:
 
     if not dist.is_available():
         return
+    from tpu_core.imports import when_imported
     from tpu_distributed import splitting
 
     for name in NAMES:
@@ -25,12 +27,30 @@ def load() -> None:
         dist.Backend.register_backend(name, _create, extended_api=True, devices=["tpu"])
     _add_gloo_for_cpu_tensors()
     splitting.install()
+    when_imported(
+        {
+            "torch.distributed.tensor": _add_sharding_rules,
+            "torch.distributed.tensor.experimental._context_parallel._attention": _divide_sequences,
+        }
+    )
 
 
 def _create(options: Any, backend_options: Any) -> Any:
     from tpu_distributed import backend
 
     return backend.create(options)
+
+
+def _add_sharding_rules(module: ModuleType) -> None:
+    from tpu_distributed import sharding_rules
+
+    sharding_rules.register()
+
+
+def _divide_sequences(module: ModuleType) -> None:
+    from tpu_distributed import context_parallel
+
+    context_parallel.register(module)
 
 
 def _add_gloo_for_cpu_tensors() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import uuid
 from typing import Any
 
@@ -46,5 +48,21 @@ def _is_current(store: Any, rank: int, size: int) -> bool:
 
 
 def _host() -> str:
-    """Where other processes reach this one, which is rank 0."""
-    return os.environ.get("MASTER_ADDR") or "localhost"
+    """Where other processes reach this one, which is rank 0.
+
+    That is not always ``MASTER_ADDR``: a group that is made of the processes that are left, once a
+    host was lost, may begin on another one.
+    """
+    master = os.environ.get("MASTER_ADDR")
+    own = socket.gethostname()
+    with contextlib.suppress(OSError):
+        if not master:
+            socket.getaddrinfo(own, None)
+            return own
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(
+            master, 9, socket.AF_INET, socket.SOCK_DGRAM
+        )
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing; the system picks the own address for it
+            return str(probe.getsockname()[0])
+    return master or "localhost"

@@ -32,6 +32,10 @@ class PaddedArray:
         """Whether it was donated."""
         return self.array.is_deleted()
 
+    def devices(self) -> set[Any]:
+        """Where it is: JAX devices."""
+        return set(self.array.devices())
+
     def block_until_ready(self) -> PaddedArray:
         """Wait until it is computed."""
         self.array.block_until_ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 app = typer.Typer()
+_WIDTH = 180
 
 
 @app.command()
@@ -26,7 +28,8 @@ def flights(
     """
     from tpu_distributed.flights import report
 
-    console = Console(soft_wrap=True)
+    # In a file or a pipe a table is not broken to a terminal's width.
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDTH)
     place = folder or _latest()
     try:
         dumps = report.read(place) if place else []
