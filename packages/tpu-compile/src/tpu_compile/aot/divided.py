@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.fx import Node
 
 from tpu_compile.aot.annotations import divide_value
 from tpu_core.lowering.registry import REGISTRY, register
@@ -86,3 +87,8 @@ def _lower(x: jax.Array, division: str) -> jax.Array:
     dims = tuple(tuple(axes) for axes in wanted["dims"])
     dims += ((),) * (x.ndim - len(dims))
     return divide_value(x, dims, tuple(wanted["whole_over"]), wanted["is_closed"])
+
+
+def is_open(node: Node) -> bool:
+    """Whether a node of a graph says how a tensor is divided, and leaves something to XLA."""
+    return str(node.target) == _NAME and not json.loads(node.args[1])["is_closed"]
