@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from tpu_distributed.comm_hooks import bf16_compression_hook as bf16_compression_hook
     from tpu_distributed.flights.recorder import FlightRecorder
     from tpu_distributed.prefetching import prefetch as prefetch
+    from tpu_distributed.torus import torus_order as torus_order
 
-__all__ = ["__version__", "bf16_compression_hook", "flight_recorder", "prefetch"]
+__all__ = ["__version__", "bf16_compression_hook", "flight_recorder", "prefetch", "torus_order"]
 
 
 def flight_recorder() -> FlightRecorder:
@@ -39,4 +40,8 @@ def __getattr__(name: str) -> Any:
         from tpu_distributed.comm_hooks import bf16_compression_hook
 
         return bf16_compression_hook
+    if name == "torus_order":
+        from tpu_distributed.torus import torus_order
+
+        return torus_order
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tpu_distributed.flights.recorder import Record
 from tpu_distributed.programs import Carrier, OnDevices, OnHosts
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.sending import SENDER, Task
+from tpu_distributed.slices import Groups, OnWholeSlice, Whole, whole_of
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
 from tpu_distributed.work import Collective, Issued, Several
 
@@ -36,10 +38,13 @@ class Group:
     Args:
         control: Agrees with the other ranks.
         devices: JAX devices of the ranks.
+        whole: What its programs span where that is more than its devices.
     """
 
-    def __init__(self, control: Control, devices: Sequence[Any]) -> None:
-        self.control = control
+    def __init__(
+        self, control: Control, devices: Sequence[Any], whole: Whole | None = None
+    ) -> None:
+        self.control, self._whole = control, whole
         self.rank, self.size = control.rank, control.size
         self._devices = list(devices)
         self._calls: dict[Any, Call] = {}
@@ -234,7 +239,8 @@ class Group:
         times = store.add(f"tpu made by {own}", 1)
         store = PrefixStore(f"tpu/{times}/", store)
         control = Control(store, name, own, size, seconds, members)
-        group = Group(control, [self._devices[r] for r in ranks])
+        whole = whole_of(members, own)
+        group = Group(control, [self._devices[r] for r in ranks], whole)
         return _C.make_backend(own, size, "tpu", seconds, group)
 
     def abort(self) -> None:
@@ -312,10 +318,15 @@ class Group:
                 promise.end(True)
             raise
         waits = waits or bool(copied)
-        with self.control.order:
-            record = agreed or self.control.called(call)
+        control = self.control
+        if self._whole:
+            control = self._whole.world.control
+            call = replace(call, detail=f"{call.detail} in groups of {self.size}".strip())
+            agreed = None  # the others of this group have, but not all that the program spans
+        with control.order:
+            record = agreed or control.called(call)
             work = Collective(
-                written, record, self.control, carrier, operands, promises, not agreed, timeout
+                written, record, control, carrier, operands, promises, not agreed, timeout
             )
             SENDER.put(work, waits)
         if waits:
@@ -361,7 +372,10 @@ class Group:
         if carrier is None:
             client = runtime.runtime().client
             on_cpu = client.platform.name == "cpu"
-            if on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
+            if self._whole:
+                make = partial(self._program, call, inputs, build, self._whole.world.devices)
+                carrier = OnWholeSlice(self._whole, cache(lambda groups: make(groups=groups)))
+            elif on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
                 device = client.devices[0]
                 take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
                 carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
@@ -377,8 +391,9 @@ class Group:
         build: Build,
         devices: Sequence[Any],
         takes: bool = False,
+        groups: Groups | None = None,
     ) -> Loaded:
-        p = Program(len(devices))
+        p = Program(self.size, groups) if groups else Program(len(devices))
         parameters = [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs]
         results = build(p, parameters)
         outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
