@@ -1,8 +1,8 @@
 """The collectives in training steps that PyTorch's parallelisms divide, against those intended.
 
-A GPT under DDP, FSDP2, FSDP2 over a quarter of the chips (HSDP), tensor parallelism with and without sequence parallelism, and FSDP2 with
-tensor parallelism, each applied by PyTorch's own functions to a model on ``meta``, for 256 to 512
-chips. No TPU is needed, and no process group runs.
+A GPT under DDP, FSDP2, FSDP2 over a quarter of the chips (HSDP), tensor parallelism with and without
+sequence parallelism, and FSDP2 with tensor parallelism, each applied by PyTorch's own functions to a
+model on ``meta``, for 64 to 512 chips. No TPU is needed, and no process group runs.
 
     python integration/benchmarks/aot_distributed.py --only fsdp2,tp --topology v5e:16x16
 
@@ -17,7 +17,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,9 @@ class Size:
     """The model's."""
 
     layers: int = 1
-    dim: int = 2048
-    heads: int = 16
-    vocab: int = 2048
+    dim: int = 1024
+    heads: int = 8
+    vocab: int = 1024
     length: int = 128
 
 
@@ -84,7 +83,9 @@ def model_of(size: Size) -> Any:
 
         def forward(self, x: torch.Tensor, cache: Any = None, position: int = 0) -> torch.Tensor:
             each = size.dim // size.heads
-            q, k, v = (f(x).unflatten(2, (-1, each)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = (
+                f(x).unflatten(2, (-1, each)).transpose(1, 2) for f in (self.q, self.k, self.v)
+            )
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             projected: torch.Tensor = self.proj(y.transpose(1, 2).flatten(2))
             return projected
@@ -143,7 +144,12 @@ def planned(program: str, topology: str, size: Size, model_axis: int) -> dict[st
     assert plan.cost is not None
     groups = {devices: "all", **{size: name for name, size in axes.items()}}
     found = [
-        {"kind": c.kind, "axis": groups.get(c.group, str(c.group)), "count": c.count, "bytes": c.bytes}
+        {
+            "kind": c.kind,
+            "axis": groups.get(c.group, str(c.group)),
+            "count": c.count,
+            "bytes": c.bytes,
+        }
         for c in plan.cost.collectives
         if c.group > 1
     ]
@@ -176,7 +182,10 @@ def intended(program: str, model: Any, size: Size, data: int, tensor: int) -> li
         wanted += [("all-gather", "shard", parameters), ("reduce-scatter", "shard", part)]
         wanted.append(("all-reduce", "replicate", part))
     elif program.startswith("fsdp2"):
-        wanted += [("all-gather", "data", parameters), ("reduce-scatter", "data", parameters // data)]
+        wanted += [
+            ("all-gather", "data", parameters),
+            ("reduce-scatter", "data", parameters // data),
+        ]
     else:
         wanted.append(("all-reduce", "data", parameters))
     each = size.layers * activation
@@ -196,7 +205,9 @@ def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
     for row in rows.values():
         row.update(bytes=0, count=0)
     for found in result["collectives"]:
-        row = rows.setdefault((found["kind"], found["axis"]), {**found, "intended": 0, "bytes": 0, "count": 0})
+        row = rows.setdefault(
+            (found["kind"], found["axis"]), {**found, "intended": 0, "bytes": 0, "count": 0}
+        )
         row["bytes"] += found["bytes"]
         row["count"] += found["count"]
     for row in rows.values():
@@ -224,22 +235,25 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
     parser.add_argument("--topology", default=",".join(TOPOLOGIES), help="with commas")
     parser.add_argument("--model-axis", type=int, default=8, help="devices of tensor parallelism")
+    parser.add_argument(
+        "--dim", type=int, default=Size.dim, help="of the model, and its vocabulary"
+    )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
         began = time.process_time()
-        result = planned(*chosen.one, Size(), chosen.model_axis)
+        size = Size(dim=chosen.dim, vocab=chosen.dim)
+        result = planned(*chosen.one, size, chosen.model_axis)
         print(json.dumps({**result, "cpu seconds of tracing": time.process_time() - began}))
         return
     results = {}
     for topology in chosen.topology.split(","):
         for program in chosen.only.split(","):
             # Each in a process of its own: it has a process group of another size.
-            command = [sys.executable, __file__, "--model-axis", str(chosen.model_axis), "--one"]
-            run = subprocess.run(
-                [*command, program, topology], text=True, stdout=subprocess.PIPE, check=True
-            )
+            command = [sys.executable, __file__, "--one", program, topology]
+            command += ["--model-axis", str(chosen.model_axis), "--dim", str(chosen.dim)]
+            run = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
             results[f"{program} {topology}"] = json.loads(run.stdout.splitlines()[-1])
     show(results)
     if chosen.json:

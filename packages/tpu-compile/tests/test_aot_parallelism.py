@@ -1,4 +1,4 @@
-"""Models that PyTorch's parallelisms were applied to: no process group runs, and nothing is lost."""
+"""Models that PyTorch's parallelisms were applied to: no process group runs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tpu_compile
+from test_aot_values import on_meta, run, values_of
 from tpu_compile.aot.capture import Job
+from tpu_compile.aot.costs import analyse
 from tpu_compile.aot.hlo import parse
 from tpu_compile.aot.layers import capture_scanned
 from tpu_compile.aot.parallelism import mesh_of
 from tpu_compile.aot.sharding import spec_of
-from tpu_compile.aot.costs import analyse
 from tpu_core import lowering, runtime
 from tpu_core.errors import MeshError
-
-from test_aot_values import on_meta, run, values_of
 
 MESH = {"data": 2, "model": 4}
 
@@ -142,7 +141,9 @@ def test_the_program_computes_what_the_model_does(name: str, scan: bool) -> None
     assert DTensor.from_local is not None and not hasattr(x, "redistribute")
     made = run(captured, values_of(captured, model, (x,)))
     loss = model.loss(x)
-    grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, [*model.parameters()])))
+    grads = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(loss, [*model.parameters()]))
+    )
     np.testing.assert_allclose(made["loss"], loss.detach(), rtol=1e-5)
     for output, value in made.items():
         leaf = output.removeprefix("gradient of ")

@@ -78,7 +78,7 @@ def whole_of(ranks: Sequence[int], position: int) -> Whole | None:
 
 
 def must_span(devices: Sequence[Any]) -> bool:
-    """Whether programs for some of these devices are refused; ``TPU_COLLECTIVES_SPAN`` says it, too.
+    """Whether programs for some of these devices are refused, or are to be taken to be.
 
     Args:
         devices: JAX devices of all processes.

@@ -135,7 +135,9 @@ class Program:
             return own
         places = {rank: i for group in self._groups for i, rank in enumerate(group)}
         table = self.constant_row([places[rank] for rank in range(len(places))], "ui32")
-        found = self._op("dynamic_slice", [table, own], (1,), "ui32", "{slice_sizes = array<i64: 1>}")
+        found = self._op(
+            "dynamic_slice", [table, own], (1,), "ui32", "{slice_sizes = array<i64: 1>}"
+        )
         return self.reshape(found, ())
 
     def _reducer(self, op: str, element: str) -> str:

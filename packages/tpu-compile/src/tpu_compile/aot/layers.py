@@ -144,9 +144,7 @@ def _call(
     wanted[0] = any(wanted)  # it is carried from layer to layer
     # A layer's own graph has tensors of its own, and names.
     with _disable_current_modes(), torch.enable_grad(), fx_traceback.preserve_node_meta():
-        program = _trace_layer(
-            job, state, run, first, sharded, flat, tree, places, tensors, wanted
-        )
+        program = _trace_layer(job, state, run, first, sharded, flat, tree, places, tensors, wanted)
         scans.PROGRAMS[program.key] = program
     seed = None
     if scans.draws(program.forward):
