@@ -1,8 +1,8 @@
 """The collectives in training steps that PyTorch's parallelisms divide, against those intended.
 
-A GPT under DDP, FSDP2, FSDP2 over a quarter of the chips (HSDP), tensor parallelism with and without
-sequence parallelism, and FSDP2 with tensor parallelism, each applied by PyTorch's own functions to a
-model on ``meta``, for 64 to 512 chips. No TPU is needed, and no process group runs.
+A GPT under DDP, FSDP2, FSDP2 over a quarter of the chips (HSDP), tensor parallelism with and
+without sequence parallelism, and FSDP2 with tensor parallelism, each applied by PyTorch's own
+functions to a model on ``meta``, for 64 to 512 chips. No TPU is needed, and no process group runs.
 
     python integration/benchmarks/aot_distributed.py --only fsdp2,tp --topology v5e:16x16
 
