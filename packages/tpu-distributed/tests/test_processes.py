@@ -30,6 +30,11 @@ def test_groups_made_anew_and_split() -> None:
     assert not failures, show(failures)
 
 
+def test_programs_that_span_all_devices() -> None:
+    failures = spawn.run("cases_slices", 4, timeout=150, TPU_COLLECTIVES_SPAN="slice")
+    assert not failures, show(failures)
+
+
 def test_parallel_training_equals_one_process(tmp_path: Path) -> None:
     failures = spawn.run("cases_training", 2, timeout=250, CHECKPOINTS=str(tmp_path))
     assert not failures, show(failures)

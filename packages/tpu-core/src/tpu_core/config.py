@@ -186,6 +186,14 @@ class Config:
         "Folder for what is compiled: each graph of `torch.compile` as Python, and each program as "
         "StableHLO and as XLA optimized it.",
     )
+    collectives_span: str = _setting(
+        "TPU_COLLECTIVES_SPAN",
+        choice("auto", "group", "slice"),
+        "What the programs of a sub-group's collectives span: its own devices, or all of the "
+        "slice, so that all ranks call them together. `auto` chooses `slice` where libtpu refuses "
+        "programs for some of the chips: on v5e and v6e with more than 8.",
+        "auto",
+    )
     flight_records: int = _setting(
         "TPU_FLIGHT_RECORDS",
         integer(1),

@@ -11,8 +11,16 @@ if TYPE_CHECKING:
     from tpu_distributed.flights.recorder import FlightRecorder
     from tpu_distributed.prefetching import prefetch as prefetch
     from tpu_distributed.spmd_region import spmd as spmd
+    from tpu_distributed.torus import torus_order as torus_order
 
-__all__ = ["__version__", "bf16_compression_hook", "flight_recorder", "prefetch", "spmd"]
+__all__ = [
+    "__version__",
+    "bf16_compression_hook",
+    "flight_recorder",
+    "prefetch",
+    "spmd",
+    "torus_order",
+]
 
 
 def flight_recorder() -> FlightRecorder:
@@ -44,4 +52,8 @@ def __getattr__(name: str) -> Any:
         from tpu_distributed.spmd_region import spmd
 
         return spmd
+    if name == "torus_order":
+        from tpu_distributed.torus import torus_order
+
+        return torus_order
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tpu_core import _C
 from tpu_core.pjrt import distributed
 from tpu_core.runtime import runtime
-from tpu_distributed import world
+from tpu_distributed import slices, world
 from tpu_distributed.control import Control
 from tpu_distributed.flights.recorder import RECORDER
 from tpu_distributed.group import Group
@@ -40,5 +40,7 @@ def create(options: Any) -> Any:
     members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
     seconds = options.timeout.total_seconds()
     control = Control(store, options.group_id, rank, size, seconds, ranks)
-    group = Group(control, members)
+    if not options.global_ranks_in_group:
+        slices.entered(control, members)
+    group = Group(control, members, slices.whole_of(ranks, rank))
     return _C.make_backend(rank, size, "tpu", seconds, group)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from tpu_distributed.programs import Carrier, OnDevices, OnHosts
 from tpu_distributed.recorded import GROUPS, Recorded
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.sending import SENDER, Task
+from tpu_distributed.slices import Groups, OnWholeSlice, Whole, whole_of
 from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
 from tpu_distributed.work import Collective, Issued, Several
 
@@ -40,10 +42,13 @@ class Group:
     Args:
         control: Agrees with the other ranks.
         devices: JAX devices of the ranks.
+        whole: What its programs span where that is more than its devices.
     """
 
-    def __init__(self, control: Control, devices: Sequence[Any]) -> None:
-        self.control = control
+    def __init__(
+        self, control: Control, devices: Sequence[Any], whole: Whole | None = None
+    ) -> None:
+        self.control, self.whole = control, whole
         self.rank, self.size = control.rank, control.size
         self.devices = list(devices)
         self._calls: dict[Any, Call] = {}
@@ -242,7 +247,8 @@ class Group:
         times = store.add(f"tpu made by {own}", 1)
         store = PrefixStore(f"tpu/{times}/", store)
         control = Control(store, name, own, size, seconds, members)
-        group = Group(control, [self.devices[r] for r in ranks])
+        whole = whole_of(members, own)
+        group = Group(control, [self.devices[r] for r in ranks], whole)
         return _C.make_backend(own, size, "tpu", seconds, group)
 
     def abort(self) -> None:
@@ -324,10 +330,15 @@ class Group:
                 promise.end(True)
             raise
         waits = waits or bool(copied)
-        with self.control.order:
-            record = agreed or self.control.called(call)
+        control = self.control
+        if self.whole:
+            control = self.whole.world.control
+            call = replace(call, detail=f"{call.detail} in groups of {self.size}".strip())
+            agreed = None  # the others of this group have, but not all that the program spans
+        with control.order:
+            record = agreed or control.called(call)
             work = Collective(
-                written, record, self.control, carrier, operands, promises, not agreed, timeout
+                written, record, control, carrier, operands, promises, not agreed, timeout
             )
             SENDER.put(work, waits)
         if waits:
@@ -370,7 +381,7 @@ class Group:
         shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
         what = self._recorded.get((call, shapes))
         if what is None:
-            p, results = self._built(inputs, build, self.devices)
+            p, results = self._built(inputs, build, self.size)
             outputs = tuple((r.shape, DTYPES[r.element]) for r in results)
             like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
             carrier = partial(self._carrier, call, like, build, on_hosts)
@@ -391,7 +402,10 @@ class Group:
         if carrier is None:
             client = runtime.runtime().client
             on_cpu = client.platform.name == "cpu"
-            if on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
+            if self.whole:
+                make = partial(self._program, call, inputs, build, self.whole.world.devices)
+                carrier = OnWholeSlice(self.whole, cache(lambda groups: make(groups=groups)))
+            elif on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
                 device = client.devices[0]
                 take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
                 carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
@@ -407,17 +421,19 @@ class Group:
         build: Build,
         devices: Sequence[Any],
         takes: bool = False,
+        groups: Groups | None = None,
     ) -> Loaded:
-        p, results = self._built(inputs, build, devices)
+        size = self.size if groups else len(devices)
+        p, results = self._built(inputs, build, size, groups)
         outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
         text = partial(p.text, results, takes)
         return collectives.obtain(runtime.runtime(), devices, str(call), text, outputs)
 
     @staticmethod
     def _built(
-        inputs: Tensors, build: Build, devices: Sequence[Any]
+        inputs: Tensors, build: Build, size: int, groups: Groups | None = None
     ) -> tuple[Program, list[Value]]:
-        p = Program(len(devices))
+        p = Program(size, groups)
         return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:

@@ -67,8 +67,8 @@ class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
 def records(group: Group) -> bool:
     """Whether a collective that the group is asked for is recorded. What must run first is run."""
     global _last
-    if not _depth or _differed or group.size == 1:
-        return False
+    if not _depth or _differed or group.size == 1 or group.whole:
+        return False  # a program of all chips has the collectives of other groups, too
     if _last not in (None, group.control.label):
         from tpu_distributed.recorded import run_recorded
 

@@ -1,12 +1,13 @@
 """Writes the small StableHLO programs of collectives as text.
 
 Text is 30 times cheaper to make than a trace of JAX. A program is for one group of devices, each of
-which is a replica, numbered as the ranks of the group are.
+which is a replica, numbered as the ranks of the group are; or for several groups at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,9 @@ class Program:
     """A program under construction.
 
     Args:
-        size: Number of replicas.
+        size: Number of replicas that take part in each collective.
+        groups: Where there are more replicas, those of each collective, in order. What is said of
+            "all replicas" below, and of one by its number, is then of those in the same group.
 
     Example:
         >>> p = Program(2)
@@ -75,8 +78,9 @@ class Program:
         >>> text = p.text([p.all_reduce(x, "add")])
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, groups: Sequence[Sequence[int]] | None = None) -> None:
         self.size = size
+        self._groups = [list(group) for group in groups or [range(size)]]
         self._parameters: list[Value] = []
         self._lines: list[str] = []
 
@@ -121,8 +125,20 @@ class Program:
 
     @property
     def _group(self) -> str:
-        ranks = list(range(self.size))
-        return f"replica_groups = dense<{[ranks]}> : tensor<1x{self.size}xi64>"
+        count = len(self._groups)
+        return f"replica_groups = dense<{self._groups}> : tensor<{count}x{self.size}xi64>"
+
+    def _position(self) -> Value:
+        """Number of the replica in its group."""
+        own = self._add("stablehlo.replica_id : tensor<ui32>", (), "ui32")
+        if len(self._groups) == 1:
+            return own
+        places = {rank: i for group in self._groups for i, rank in enumerate(group)}
+        table = self.constant_row([places[rank] for rank in range(len(places))], "ui32")
+        found = self._op(
+            "dynamic_slice", [table, own], (1,), "ui32", "{slice_sizes = array<i64: 1>}"
+        )
+        return self.reshape(found, ())
 
     def _reducer(self, op: str, element: str) -> str:
         scalar = f"tensor<{element}>"
@@ -135,6 +151,11 @@ class Program:
     def constant(self, number: str, element: str) -> Value:
         """A scalar, as StableHLO writes it: ``"1.0"``, ``"true"``."""
         return self._add(f"stablehlo.constant dense<{number}> : tensor<{element}>", (), element)
+
+    def constant_row(self, numbers: list[int], element: str) -> Value:
+        """Numbers in one dim."""
+        row = Value("", (len(numbers),), element)
+        return self._add(f"stablehlo.constant dense<{numbers}> : {row.type}", row.shape, element)
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         """Other dims for the same elements."""
@@ -160,7 +181,7 @@ class Program:
 
     def only_from(self, x: Value, rank: int) -> Value:
         """``x`` on one replica, zeros on the others."""
-        own = self._add("stablehlo.replica_id : tensor<ui32>", (), "ui32")
+        own = self._position()
         wanted = self.constant(str(rank), "ui32")
         direction = "{comparison_direction = #stablehlo<comparison_direction EQ>}"
         here = self._op("compare", [own, wanted], (), "i1", direction)

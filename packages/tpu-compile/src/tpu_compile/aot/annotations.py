@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from torch.fx import Node
 
 from tpu_compile.aot.sharding import Spec
+from tpu_core.pjrt.shardings import divided
 
 _mesh: ContextVar[AbstractMesh | None] = ContextVar("mesh", default=None)
 
@@ -41,6 +42,18 @@ def constrain(value: jax.Array, spec: Spec, open_rest: bool = False) -> jax.Arra
     whole: list[Any] = [*spec, *[None] * (value.ndim - len(spec))]
     whole = [free if axes is None and open_rest else axes for axes in whole]
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, PartitionSpec(*whole)))
+
+
+def divide_value(
+    value: jax.Array, dims: Sequence[tuple[str, ...]], whole_over: Sequence[str], is_closed: bool
+) -> jax.Array:
+    """``value``, divided by some axes; see `tpu_compile.aot.divided.Division`."""
+    mesh = _mesh.get()
+    if mesh is None or mesh.size == 1:
+        return value
+    if is_closed:
+        return constrain(value, tuple(dims))
+    return divided(value, mesh, dims, whole_over)
 
 
 def scope(node: Node) -> AbstractContextManager[Any]:

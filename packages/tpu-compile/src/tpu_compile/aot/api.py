@@ -123,10 +123,13 @@ def sweep(
         progress, options: See `aot`.
     """
     from tpu_compile.aot.chips import parse_topology
+    from tpu_compile.aot.parallelism import mesh_of, unwrapped
     from tpu_compile.aot.process import require_libtpu
 
     parsed = [parse_topology(name) for name, _ in targets]
-    meshes = [check_mesh(mesh, topology) for (_, mesh), topology in zip(targets, parsed)]
+    model = unwrapped(model)
+    own = mesh_of(model)
+    meshes = [check_mesh(mesh or own, topology) for (_, mesh), topology in zip(targets, parsed)]
     require_libtpu()
     with _progress(progress, len(targets)) as report, ThreadPoolExecutor(workers) as pool:
         waiting = []

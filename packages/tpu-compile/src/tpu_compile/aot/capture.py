@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tpu_compile.aot.parallelism import FullyShard, placements_as_annotations
 from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec
 from tpu_compile.aot.state import Leaf, ModelState, OptimizerState, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace, values_unknown
@@ -85,6 +86,7 @@ def capture(
     scopes = Scopes(job.model)
     batch, call = _batch(job, mode)
     optimizer = OptimizerState(job.optimizer, state, mode) if job.optimizer is not None else None
+    sharded = FullyShard(job.model, job.mesh, state.specs)
     tensors = state.fakes(mode)
     states = optimizer.fakes if optimizer else []
     names: list[str] = []
@@ -99,7 +101,13 @@ def capture(
         args, kwargs = call(given)
         trained = {i: own[i] for i in state.trained()}
         resumed = optimizer.resumed(trained, held) if optimizer else None
-        with scopes.watch(), state.swapped(own), scanning(job, state, runs, own):
+        with (
+            scopes.watch(),
+            sharded.applied(),
+            placements_as_annotations(job.model),
+            state.swapped(own),
+            scanning(job, state, runs, own, sharded),
+        ):
             if not job.trains:
                 with torch.no_grad():
                     results = _named(job.model(*args, **kwargs), "output")
@@ -176,7 +184,16 @@ def run_forward(
     batch, call = _batch(job, mode)
     args, kwargs = call(batch)
     fakes = state.fakes(mode)
-    with values_unknown(), mode, torch.no_grad(), state.swapped(fakes), watching:
+    sharded = FullyShard(job.model, job.mesh, state.specs)
+    with (
+        values_unknown(),
+        mode,
+        torch.no_grad(),
+        sharded.applied(),
+        placements_as_annotations(job.model),
+        state.swapped(fakes),
+        watching,
+    ):
         if job.step is None:
             return _loss(job, args, kwargs) if job.trains else job.model(*args, **kwargs)
         try:

@@ -29,6 +29,7 @@ _COLLECTIVES = (
     *("ragged-all-to-all", "collective-broadcast"),
 )
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_CHAIN = re.compile(r'(\bchannel_id=\d+).*(\bchain_id="[^"]*")')
 # Passes of the matrix unit that a float32 product takes, by precision.
 _PASSES = {"highest": 6, "high": 3}
 
@@ -320,11 +321,17 @@ def _both(shapes: list[Shape]) -> tuple[float, float]:
 def _collectives(module: Module) -> Iterator[Collective]:
     found: dict[tuple[str, int], list[tuple[int, float, str]]] = defaultdict(list)
     counts: dict[tuple[str, int], int] = defaultdict(int)
+    chains: set[tuple[str, ...]] = set()
     for name, times in _with_fusions(module).items():
         for instruction in module.computations.get(name, ()):
             kind = instruction.opcode.removesuffix("-start")
             if kind not in _COLLECTIVES:
                 continue
+            if chain := _CHAIN.search(instruction.rest):
+                # One that runs beside others is in each fusion of its chain: start, step and end.
+                if chain.groups() in chains:
+                    continue
+                chains.add(chain.groups())
             shapes = list(instruction.shapes)
             if instruction.opcode == "all-gather-start" or kind == "collective-permute":
                 shapes = shapes[len(shapes) // 2 :] if len(shapes) > 1 else shapes

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpu_compile.aot import scan as scans
 from tpu_compile.aot.capture import Captured, Job, capture
+from tpu_compile.aot.parallelism import FullyShard
 from tpu_compile.aot.repeats import find
 from tpu_compile.aot.sharding import Spec, batch_spec
 from tpu_compile.aot.state import ModelState, NotStackable, Run
@@ -71,13 +72,14 @@ class NotScanned(Exception):
 
 @contextmanager
 def scanning(
-    job: Job, state: ModelState, runs: Sequence[Run], own: Sequence[Any]
+    job: Job, state: ModelState, runs: Sequence[Run], own: Sequence[Any], sharded: FullyShard
 ) -> Iterator[None]:
     """The model with each run's layers in the place of its first, while it is traced.
 
     Args:
         job, state, runs: What is traced.
         own: The traced tensors, one a leaf.
+        sharded: Gathers parameters.
 
     Raises:
         NotScanned: At the end of the block, if a run was not called exactly once.
@@ -92,7 +94,7 @@ def scanning(
 
             def forward(*args: Any, _n: int = number, _first: Any = first, **kwargs: Any) -> Any:
                 calls[_n] += 1
-                return _call(job, state, runs[_n], _first, own, args, kwargs)
+                return _call(job, state, runs[_n], _first, own, sharded, args, kwargs)
 
             stack.enter_context(_replaced(container, run, first, forward))
         yield
@@ -127,6 +129,7 @@ def _call(
     run: Run,
     first: torch.nn.Module,
     own: Sequence[torch.Tensor],
+    sharded: FullyShard,
     args: Any,
     kwargs: Any,
 ) -> torch.Tensor:
@@ -141,7 +144,7 @@ def _call(
     wanted[0] = any(wanted)  # it is carried from layer to layer
     # A layer's own graph has tensors of its own, and names.
     with _disable_current_modes(), torch.enable_grad(), fx_traceback.preserve_node_meta():
-        program = _trace_layer(job, state, run, first, flat, tree, places, tensors, wanted)
+        program = _trace_layer(job, state, run, first, sharded, flat, tree, places, tensors, wanted)
         scans.PROGRAMS[program.key] = program
     seed = None
     if scans.draws(program.forward):
@@ -155,6 +158,7 @@ def _trace_layer(
     state: ModelState,
     run: Run,
     first: torch.nn.Module,
+    sharded: FullyShard,
     flat: Sequence[Any],
     tree: Any,
     places: Sequence[int],
@@ -176,7 +180,11 @@ def _trace_layer(
             given[place] = value
         args, kwargs = tree_unflatten(given, tree)
         with _holding(first, dict(zip(stacks, values[1 + constants :]))), scopes.watch():
-            result = original(first, *args, **kwargs)
+            sharded.enter(first)  # no hook is called for the layer itself
+            try:
+                result = original(first, *args, **kwargs)
+            finally:
+                sharded.leave(first)
         y: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return y
 

@@ -13,7 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _StridedShard,
+)
 
 from tpu_compile.aot.chips import Topology
 from tpu_core.errors import MeshError
@@ -26,7 +32,7 @@ Rules = Mapping[str | re.Pattern[str], Rule] | RuleFunction | None
 """Pattern of names -> spec, or a function of name, shape and mesh that returns one."""
 
 # Axes over which batches are divided unless the caller says otherwise.
-_DATA_AXES = ("data", "dp", "fsdp", "batch")
+_DATA_AXES = ("data", "dp", "dp_replicate", "dp_shard", "replicate", "shard", "fsdp", "batch")
 
 
 def check_mesh(mesh: Mapping[str, int] | None, topology: Topology) -> dict[str, int]:
@@ -74,13 +80,37 @@ def spec_of(name: str, tensor: torch.Tensor, rules: Rules, mesh: Mapping[str, in
     shape = tuple(tensor.shape)
     placements = getattr(tensor, "placements", None)
     if placements is not None:
-        placed: Any = tensor  # a DTensor, whose module is not imported to ask
-        axes = placed.device_mesh.mesh_dim_names or tuple(mesh)
-        rule: Rule | None = dict(zip(axes, placements))
-    else:
-        rule = find_rule(name, shape, rules, mesh)
-    spec = _from_placements(name, rule, len(shape)) if isinstance(rule, Mapping) else rule
-    return check_spec(name, shape, tuple(spec or ()), mesh)
+        of_dtensor: Any = tensor  # a DTensor, whose module is not imported to ask
+        axes = axis_names(of_dtensor.device_mesh, mesh)
+        spec = placed(name, dict(zip(axes, placements)), len(shape))
+        return check_spec(name, shape, _even(shape, spec, mesh), mesh)
+    rule = find_rule(name, shape, rules, mesh)
+    spec = placed(name, rule, len(shape)) if isinstance(rule, Mapping) else tuple(rule or ())
+    return check_spec(name, shape, spec, mesh)
+
+
+def axis_names(device_mesh: Any, mesh: Mapping[str, int] | None = None) -> tuple[str, ...]:
+    """Names of a DeviceMesh's axes: those of ``mesh`` where it has none."""
+    return tuple(device_mesh.mesh_dim_names or mesh or ("data",))
+
+
+def _even(shape: tuple[int, ...], spec: Spec, mesh: Mapping[str, int]) -> Spec:
+    """``spec``, with axes that do not divide their dimension moved to the largest that they divide.
+
+    A DTensor may have uneven parts, and empty ones; inputs of a program may not.
+    """
+    parts = [list(names_of(axes)) for axes in spec]
+    for dim, axes in enumerate(parts):
+        while axes and shape[dim] % math.prod(mesh.get(a, 1) for a in axes):
+            axis = axes.pop()
+            free = [
+                d
+                for d, others in enumerate(parts)
+                if d != dim and not others and shape[d] % mesh[axis] == 0
+            ]
+            if free:
+                parts[max(free, key=lambda d: shape[d])].append(axis)
+    return tuple(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in parts)
 
 
 def find_rule(
@@ -98,15 +128,28 @@ def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
     return pattern.fullmatch(name) is not None
 
 
-def _from_placements(name: str, placements: Mapping[str, Placement], dims: int) -> Spec:
+def placed(name: str, placements: Mapping[str, Placement], dims: int) -> Spec:
+    """The spec that says the same as placements.
+
+    Args:
+        name: Of the tensor, for errors.
+        placements: By mesh axis.
+        dims: Number of the tensor's dimensions.
+
+    Raises:
+        MeshError: One of them is neither `Shard` nor `Replicate`.
+    """
     spec: list[list[str]] = [[] for _ in range(dims)]
-    for axis, placement in placements.items():
-        if isinstance(placement, Shard):
+    # `fully_shard` divides what tensor parallelism has left to a device: its axis is the minor one.
+    for axis, placement in sorted(
+        placements.items(), key=lambda item: isinstance(item[1], _StridedShard)
+    ):
+        if isinstance(placement, (Shard, _StridedShard)):
             spec[placement.dim].append(axis)
         elif isinstance(placement, Partial) or not isinstance(placement, Replicate):
             raise MeshError(
                 f"'{name}' has the placement {placement} over '{axis}'.",
-                remedy="A parameter can be compiled with Shard(dim) and Replicate().",
+                remedy="What is compiled has Shard(dim) and Replicate().",
             )
     return tuple(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in spec)
 
@@ -175,7 +218,7 @@ def fsdp(axis: str = "data", base: Rules = None) -> RuleFunction:
     def rule(name: str, shape: tuple[int, ...], mesh: Mapping[str, int]) -> Spec:
         found = find_rule(name, shape, base, mesh) or ()
         if isinstance(found, Mapping):
-            found = _from_placements(name, found, len(shape))
+            found = placed(name, found, len(shape))
         spec = [*found, *[None] * (len(shape) - len(found))]
         free = [d for d, axes in enumerate(spec) if axes is None and shape[d] % mesh[axis] == 0]
         if free:

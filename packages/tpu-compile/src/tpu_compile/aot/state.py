@@ -89,6 +89,7 @@ class ModelState:
         leaves: Of each leaf its `Leaf`.
         tensors: For each leaf the tensor (the first of a stack), with `Run` and name in the layer
             where it is stacked.
+        specs: How each parameter and buffer is divided, by its own name.
         owners: Leaf of each parameter and buffer, by its own name; tied ones share a leaf.
     """
 
@@ -104,6 +105,7 @@ class ModelState:
         self.tensors: list[torch.Tensor] = []
         self.stacks: dict[int, tuple[Run, str]] = {}
         self.owners: dict[str, int] = {}
+        self.specs: dict[str, Spec] = {}
         self.requires_grad: list[bool] = []
         places: dict[int, int] = {}
         stacked = {
@@ -112,9 +114,10 @@ class ModelState:
         for name, tensor, kind in _named_tensors(model):
             if id(tensor) in places:
                 self.owners[name] = places[id(tensor)]
+                self.specs[name] = spec_of(name, tensor, rules, mesh)
                 continue
             found = next(((p, *v) for p, v in stacked.items() if name.startswith(p)), None)
-            spec = spec_of(name, tensor, rules, mesh)
+            self.specs[name] = spec = spec_of(name, tensor, rules, mesh)
             if found and found[2] > 0:
                 prefix, run, _ = found
                 first = f"{run.prefixes[0]}.{name[len(prefix) :]}"

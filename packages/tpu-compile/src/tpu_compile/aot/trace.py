@@ -24,6 +24,7 @@ from torch.nn.modules import module as module_hooks
 
 import tpu_core
 from tpu_compile.aot.biases import add_late
+from tpu_compile.aot.products import keep_rows
 from tpu_compile.graphs import decompositions
 from tpu_compile.lookup import lowering_of
 from tpu_core.errors import DataDependentError, UnsupportedOpError
@@ -190,6 +191,7 @@ def trace(
             )(*inputs)
     _simplify(graph)
     add_late(graph)
+    keep_rows(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     _check(graph)

@@ -6,7 +6,7 @@ Imports nothing of this package: the process that libtpu runs in loads this file
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,15 +88,26 @@ def _parse(module: bytes) -> Any:
         return ir.Module.parse(module)
 
 
+def ordered(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Devices as a mesh whose axes lie along the links of their torus, where they can.
+
+    Args:
+        devices: JAX devices, as many as the mesh has.
+        shape: Of the mesh; the last axes communicate most.
+    """
+    try:
+        return np.asarray(mesh_utils.create_device_mesh(shape, list(devices)))
+    except (NotImplementedError, ValueError, AssertionError):
+        # An axis that fits no product of dimensions, or v4 by cores, which jax knows by chips:
+        # ids count the positions in the torus, line by line.
+        by_id = sorted(devices, key=lambda device: int(device.id))
+        return np.array(by_id, dtype=object).reshape(shape)
+
+
 def _options(devices: Any, shape: tuple[int, ...]) -> Any:
     options = xla_client.CompileOptions()
     count = math.prod(shape)
-    try:
-        # Axes that communicate much lie along the links.
-        assigned = mesh_utils.create_device_mesh(shape, devices).reshape(1, -1)
-    except (NotImplementedError, ValueError, AssertionError):
-        # An axis that fits no product of dimensions, or v4 by cores, which jax knows by chips.
-        assigned = np.array(devices).reshape(1, -1)
+    assigned = ordered(devices, shape).reshape(1, -1)
     ids = np.vectorize(lambda device: device.id, otypes=[np.int64])(assigned)
     options.num_replicas, options.num_partitions = 1, count
     build = options.executable_build_options
