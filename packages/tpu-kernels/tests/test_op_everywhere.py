@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,9 +130,7 @@ def test_a_stack_of_layers() -> None:
 
     want = gradients(one_by_one, x, *layers.parameters())
     layers = layers.to("tpu")
-    got = gradients(
-        lambda x: tpu_compile.scan_layers(layers, x), x.to("tpu"), *layers.parameters()
-    )
+    got = gradients(lambda x: tpu_compile.scan_layers(layers, x), x.to("tpu"), *layers.parameters())
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -168,4 +165,3 @@ def test_loops_and_branches(f: Callable[[Op, Tensor], Tensor], compiled: bool) -
 
     got = gradients(torch.compile(run, fullgraph=True) if compiled else run, x.to("tpu"))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
