@@ -14,6 +14,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core import runtime
 from tpu_core.errors import JaxFunctionError, TpuError
@@ -76,7 +77,9 @@ def trace(
         JaxFunctionError: The function raises, leaks tracers, or has side effects.
     """
     arguments = [narrow(a, wide) for a in avals]
-    with jax.enable_x64(wide):
+    # A function that uses PyTorch itself, as one of Helion does, shall not see the fake tensors of
+    # who asks for the shapes.
+    with jax.enable_x64(wide), _disable_current_modes():
         try:
             closed = jax.make_jaxpr(fn)(*arguments)
         except TpuError:
