@@ -51,6 +51,7 @@ def test_reference_pages_are_those_the_code_generates() -> None:
         "tutorials/kill-recompilations.md",
         "tutorials/torch-compile.md",
         "tutorials/bring-your-jax-function.md",
+        "tutorials/write-a-pallas-kernel.md",
         "tutorials/kernels.md",
         "tutorials/plan-a-pod.md",
         "tutorials/control-flow.md",

@@ -86,6 +86,13 @@ clipped.defvjp(lambda x: (x * 3, None), lambda _, g: (g * 3,))
         (lambda x, y: jnp.where(x > y, x * y, y / (1 + x * x)), [(4,), (4,)]),
         (lambda x: jnp.einsum("ij,kj->ik", x, x)[jnp.array([1, 0])], [(2, 3)]),
         (clipped, [(3,)]),
+        (lambda x: jnp.abs(jnp.fft.fft(x)) ** 2, [(5,)]),
+        (lambda x: jnp.fft.rfft(x), [(4,)]),
+        (lambda a, b: jnp.linalg.solve(a + 3 * jnp.eye(3), b), [(3, 3), (3, 2)]),
+        (lambda a: jnp.linalg.cholesky(a @ a.T + 3 * jnp.eye(3)), [(3, 3)]),
+        (lambda x: jax.ops.segment_sum(x, jnp.array([0, 2, 0, 1]), 3), [(4, 2)]),
+        (lambda x: jnp.sort(x)[::-1] * jnp.arange(4.0), [(4,)]),
+        (lambda x, y: lax.cond(x[0] > 0, lambda: jnp.sin(x) * y, lambda: x * y**2), [(3,), (3,)]),
     ],
 )
 def test_gradcheck(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:

@@ -200,11 +200,52 @@ def test_a_gradient_with_a_wrong_number_of_values() -> None:
         op(x, x).sum().backward()
 
 
-def test_forward_mode() -> None:
-    op = make(lambda x: x * 2)
+def test_forward_mode_where_reverse_mode_alone_is_known() -> None:
     x = torch.ones(2, device="tpu")
-    with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
-        torch.func.jvp(op, (x,), (x,))
+    with pytest.raises(NotImplementedError, match="its gradient was given as a function"):
+        torch.func.jvp(make(lambda x: x * 2, backward=lambda grad, x: grad * 2), (x,), (x,))
+
+    @jax.custom_vjp
+    def f(x: jax.Array) -> jax.Array:
+        return x
+
+    f.defvjp(lambda x: (x, None), lambda _, grad: (grad,))
+    with pytest.raises(JaxFunctionError, match=r"has a jax\.custom_vjp in it"):
+        torch.func.jvp(make(f), (x,), (x,))
+
+
+def test_a_loop_that_has_no_gradient() -> None:
+    op = make(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x))
+    x = torch.ones(2, device="tpu", requires_grad=True)
+    y = op(x)
+    assert y.tolist() == [8, 8]
+    with pytest.raises(JaxFunctionError, match=r"Write the loop as lax\.scan") as raised:
+        y.sum().backward()
+    assert "Reverse-mode differentiation does not work" in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_nan_in_a_gradient_is_found_by_detect_anomaly() -> None:
+    x = torch.zeros(2, device="tpu", requires_grad=True)
+    op = make(jnp.sqrt)
+    with (
+        pytest.raises(RuntimeError, match=r"Function 'op\d+_backward' returned nan values"),
+        pytest.warns(UserWarning, match="Anomaly Detection"),
+        torch.autograd.detect_anomaly(),
+    ):
+        (op(x) * 0).sum().backward()
+
+
+def fails_inside(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones((7, 2))
+
+
+def test_the_error_names_the_line_inside_of_the_function() -> None:
+    with pytest.raises(JaxFunctionError) as raised:
+        make(lambda x: jax.vmap(fails_inside)(x))(torch.ones(2, 3, device="tpu"))
+    line = fails_inside.__code__.co_firstlineno + 1
+    assert f"  at {__file__}:{line}\n" in str(raised.value)
+    assert raised.value.line == f"{__file__}:{line}"
 
 
 def test_nan_in_a_gradient_under_debug_mode() -> None:

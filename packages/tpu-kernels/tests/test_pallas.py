@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from jax.experimental import pallas as pl
 
+import tpu_compile
 import tpu_kernels
 from tpu_kernels import interpret, jax_op, pallas_call
 
@@ -92,3 +95,41 @@ def test_torch_does_not_import_the_package() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.split() == ["False", "False"], result.stderr
     assert tpu_kernels.__version__
+
+
+def doubled(x_ref, out_ref):  # type: ignore[no-untyped-def]
+    out_ref[...] = x_ref[...] * 2
+
+
+def sorted_rows(x_ref, out_ref):  # type: ignore[no-untyped-def]
+    out_ref[...] = jnp.sort(x_ref[...], -1)
+
+
+def turned(x_ref, out_ref):  # type: ignore[no-untyped-def]
+    out_ref[...] = x_ref[...].reshape(512, 16).T.reshape(16, 512)
+
+
+@pytest.mark.parametrize(
+    "kernel, block, shape, text",
+    [
+        (doubled, (16, 100), (64, 512), r"block shape[\s\S]*multiples of 8 and 128"),
+        (doubled, (2048, 4096), (8192, 4096), r"VMEM[\s\S]*limit: 16.00M[\s\S]*blocks smaller"),
+        (sorted_rows, (16, 512), (64, 512), r"Unimplemented primitive in .*: sort\."),
+        (turned, (16, 512), (64, 512), r"unsupported shape cast\n  at .*test_pallas\.py:\d+"),
+    ],
+)
+def test_rules_of_mosaic_that_a_kernel_breaks(
+    kernel: Callable[..., None], block: tuple[int, int], shape: tuple[int, int], text: str
+) -> None:
+    def f(x: jax.Array) -> jax.Array:
+        spec = pl.BlockSpec(block, lambda i: (i, 0))
+        grid = (shape[0] // block[0],)
+        return pallas_call(kernel, x, grid=grid, in_specs=[spec], out_specs=spec)(x)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return broken(x)
+
+    broken = jax_op(f"test_pallas::{kernel.__name__}_{block[1]}", f)
+    with pytest.raises(tpu_kernels.KernelCompilationError, match=text):
+        tpu_compile.aot(Model(), (torch.empty(shape, device="meta"),), topology="v5e:1x1")

@@ -58,3 +58,22 @@ class KernelRuleError(TpuError):
         located = type(self)(str(self).replace("\nWhat to do", f"\n  at {line}\nWhat to do", 1))
         located.line, located.values = line, self.values
         return located
+
+
+class KernelCompilationError(TpuError):
+    """Mosaic, which compiles Pallas kernels for TPUs, does not take one.
+
+    **How it happens.** Pallas' interpreter, by which kernels run on other platforms, takes whatever
+    JAX computes. Mosaic has rules: blocks of whole tiles, no more than the chip's own memory, fewer
+    ops. They are checked where a program is compiled for a TPU, be it there or not.
+
+    ```python
+    block = pl.BlockSpec((16, 100), lambda i: (i, 0))  # 100: no multiple of 128
+    ```
+
+    **How to fix it.** The message says which rule it is. The tutorial *Write a Pallas kernel* has
+    what the common ones are rewritten to.
+    """
+
+    code = "TPU1027"
+    remedy = "Rewrite the kernel: the tutorial 'Write a Pallas kernel' says how."

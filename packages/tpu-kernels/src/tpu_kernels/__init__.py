@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpu_core.errors import JaxFunctionError as JaxFunctionError
+from tpu_core.errors import KernelCompilationError as KernelCompilationError
 from tpu_core.errors import KernelRuleError as KernelRuleError
 from tpu_kernels._version import __version__ as __version__
 from tpu_kernels.calls import FlaxModule as FlaxModule
@@ -22,6 +23,7 @@ __all__ = [
     "FlaxModule",
     "JaxFunctionError",
     "JaxOp",
+    "KernelCompilationError",
     "KernelRuleError",
     "__version__",
     "call_jax",

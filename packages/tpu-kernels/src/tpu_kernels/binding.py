@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from tpu_core.errors import JaxFunctionError
 from tpu_kernels import values as static_values
-from tpu_kernels.flat_op import Argument
+from tpu_kernels.arguments import Argument
 from tpu_kernels.outlines import constant, filled, outline_of, outline_of_tree, tree_of
 from tpu_kernels.signature import Parameter, signature_of
 
@@ -65,22 +65,27 @@ class Binding:
         _bindings[name] = self
         self._trees: dict[Any, Any] = {}  # of results that are pytrees
 
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The schema's values for a call of the function."""
+    def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a call by the function's parameters, defaults included."""
         try:
             bound = self._python.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
         bound.apply_defaults()
+        return bound.arguments
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The schema's values for a call of the function."""
+        arguments = self.named(args, kwargs)
         if is_dynamo_compiling():
-            return self._bind_outlines(bound.arguments)
+            return self._bind_outlines(arguments)
         found: list[Any] = []
         spec: list[Any] = []
         for p in self.parameters:
-            value = bound.arguments[p.name]
+            value = arguments[p.name]
             if p.kind == "tree":
                 leaves, tree = jax.tree_util.tree_flatten(value)
-                self._check_leaves(p, leaves)
+                self._check_leaves(p.name, leaves)
                 found.append(leaves)
                 spec.append(tree)
             elif p.kind == "object":
@@ -104,26 +109,38 @@ class Binding:
                 found.append(value)
         return [*found, _spec_of_outlines(self.name, *spec)] if self._has_spec else found
 
-    def _check_leaves(self, p: Parameter, leaves: Sequence[Any]) -> None:
+    def check(self, values: Sequence[Any]) -> None:
+        """Complain of pytrees that hold something else than tensors."""
+        trees = {p.name for p in self.parameters if p.kind == "tree"}
+        for argument, value in zip(self.arguments, values):
+            if argument.name in trees:
+                self._check_leaves(argument.name, value)
+
+    def _check_leaves(self, name: str, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, jax.ShapeDtypeStruct)):
                 raise TypeError(
-                    f"{self.name}(): the pytree '{p.name}' holds {type(leaf).__name__} ({leaf!r}) "
+                    f"{self.name}(): the pytree '{name}' holds {type(leaf).__name__} ({leaf!r}) "
                     "among its tensors. Make it a tensor, or a static argument of its own."
                 )
 
     def structured(self, values: Sequence[Any], results: Any) -> Any:
         """The function's result for that of the op."""
+        if self._signature.returns is None and is_dynamo_compiling():
+            given = [
+                None if v is None else v if a.type in _STATIC else ""
+                for a, v in zip(self.arguments, values)
+            ]
+            return filled(_result_outline(self.name, *given), iter(results))
+        return self.structure(values)(results)
+
+    def structure(self, values: Sequence[Any]) -> Callable[[Any], Any]:
+        """What makes the function's result of the op's, for a call that was traced with these."""
         if self._signature.returns is None:
-            if is_dynamo_compiling():
-                given = [
-                    None if v is None else v if a.type in _STATIC else ""
-                    for a, v in zip(self.arguments, values)
-                ]
-                return filled(_result_outline(self.name, *given), iter(results))
-            return jax.tree_util.tree_unflatten(self.result_tree(values), results)
+            made: Callable[[Any], Any] = self.result_tree(values).unflatten
+            return made
         single = self._signature.returns == 1 and self._signature.is_tuple
-        return (results,) if single else results
+        return lambda results: (results,) if single else results
 
     def result_tree(self, values: Sequence[Any]) -> Any:
         """Structure of the result of a call that was traced with these static values."""

@@ -15,7 +15,8 @@ from torch import nn
 from tpu_core import from_jax
 from tpu_core.errors import JaxFunctionError
 from tpu_kernels import values
-from tpu_kernels.flat_op import Argument, FlatOp
+from tpu_kernels.arguments import Argument
+from tpu_kernels.flat_op import FlatOp
 
 _NAME = "tpu_kernels::call"
 

@@ -7,12 +7,13 @@ from typing import Any, overload
 
 import jax
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from tpu_core import _C
 from tpu_core.errors import JaxFunctionError
+from tpu_kernels.arguments import Argument
 from tpu_kernels.binding import Binding
-from tpu_kernels.flat_op import Argument, FlatOp
+from tpu_kernels.flat_op import FlatOp
+from tpu_kernels.structures import StructuredCall
 
 
 class JaxOp:
@@ -55,17 +56,18 @@ class JaxOp:
         if cast_inputs is not None:
             self._op.autocast(cast_inputs)
         self.overload = _define_mutating(name, self._op, mutates) if mutates else self._op.overload
+        # `__call__` is for Dynamo. A call in Python goes to `_call`: see `call_through` below.
+        self._call: Callable[..., Any]
         if binding.is_direct:
             self._traceable: Callable[..., Any] = self.overload
-            self._call: Callable[..., Any] = _C.op_caller(name, self.overload)
+            self._call = _C.op_caller(name, self.overload)
         else:
-            self._traceable = self._call = self._bound
+            self._traceable = self._bound
+            self._call = StructuredCall(binding, _C.op_caller(name, self._checked)).call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op, with tensors in place of the function's arrays."""
-        if is_dynamo_compiling():
-            return self._traceable(*args, **kwargs)
-        return self._call(*args, **kwargs)
+        return self._traceable(*args, **kwargs)
 
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable[..., Sequence[jax.Array]]:
         """What the op computes for arguments of these shapes, as it was traced.
@@ -84,8 +86,16 @@ class JaxOp:
         values = self._binding.bind(args, kwargs)
         return self._binding.structured(values, self.overload(*values))
 
+    def _checked(self, *values: Any) -> Any:
+        self._binding.check(values)
+        return self.overload(*values)
+
     def __repr__(self) -> str:
         return f"JaxOp({self.overload._schema})"
+
+
+# A frame of Python's own takes 0.2 us of the 1.3 us that recording an op takes.
+_C.call_through(JaxOp)
 
 
 def _check_name(name: str) -> None:

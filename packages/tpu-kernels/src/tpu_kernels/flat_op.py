@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -16,41 +14,9 @@ from tpu_core.errors import JaxFunctionError, UnsupportedOpError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.lowering.registry import register
 from tpu_kernels import sizes
+from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
+from tpu_kernels.derivatives import Derivatives
 from tpu_kernels.tracing import Traced, is_wide, trace, user_enabled_x64
-
-_TENSORS = ("Tensor", "Tensor?", "Tensor[]", "Tensor?[]")
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument of the schema; ``default`` is its text, "" without one."""
-
-    name: str
-    type: str
-    default: str = ""
-
-
-def flatten(arguments: Sequence[Argument], values: Sequence[Any]) -> list[Any]:
-    """The values of the tensor arguments, lists flattened, absent ones as None."""
-    flat: list[Any] = []
-    for argument, value in zip(arguments, values):
-        if argument.type in _TENSORS:
-            flat.extend(value if argument.type.endswith("[]") else [value])
-    return flat
-
-
-def unflatten(
-    arguments: Sequence[Argument], values: Sequence[Any], flat: Iterable[Any]
-) -> list[Any]:
-    """The values with others in place of the tensors that `flatten` gives."""
-    stream = iter(flat)
-
-    def replaced(argument: Argument, value: Any) -> Any:
-        if argument.type not in _TENSORS:
-            return value
-        return [next(stream) for _ in value] if argument.type.endswith("[]") else next(stream)
-
-    return [replaced(a, v) for a, v in zip(arguments, values)]
 
 
 class FlatOp:
@@ -62,8 +28,10 @@ class FlatOp:
         returns: ``"Tensor"`` or ``"Tensor[]"`` for each result.
         fn: Called with the arguments, JAX arrays in place of tensors; gives one value a return.
         differentiable: Whether gradients flow; if not, results require none.
-        backward: See `Backward`; `jax.vjp` unless given.
+        backward: See `tpu_kernels.derivatives`; `jax.vjp` unless given.
         origin: The user's function, for messages.
+        like: Gives those tensors of the arguments that its one list of results is like, where that
+            is known without tracing.
     """
 
     def __init__(
@@ -76,12 +44,13 @@ class FlatOp:
         differentiable: bool = True,
         backward: Callable[..., Sequence[Any]] | None = None,
         origin: Callable[..., Any] | None = None,
+        like: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None,
     ) -> None:
         self.name, self.arguments, self.returns, self.fn = name, arguments, returns, fn
-        self.origin = origin
+        self.origin, self._like = origin, like
         self._x64 = False  # what the user had set when the op was last called
         self._traced: dict[Any, tuple[Traced, list[int]]] = {}
-        self._backward = backward
+        self._derivatives = Derivatives(arguments, returns, fn, backward)
         self.namespace, self.short = name.split("::")
         self.library = torch.library.Library(self.namespace, "FRAGMENT")
         self.library.define(self.schema())
@@ -89,7 +58,7 @@ class FlatOp:
         self.overload: torch._ops.OpOverload = packet.default
         torch.library.register_fake(name, self._meta, lib=self.library)
         self.library.impl(self.short, self._batched, "FuncTorchBatched", with_keyset=True)
-        static = tuple(a.name for a in arguments if a.type not in _TENSORS)
+        static = tuple(a.name for a in arguments if a.type not in TENSORS)
         register(
             f"{self.namespace}.{self.short}.default",
             self._lower,
@@ -99,7 +68,9 @@ class FlatOp:
         )
         _C.register_overloads([name])
         if differentiable:
-            _C.register_differentiable(name, self._define_backward)
+            # A gradient that was given is that of reverse mode alone.
+            forward = None if backward is not None else self._define_forward
+            _C.register_differentiable(name, self._define_backward, forward)
         else:
             _C.register_not_differentiable(name)
 
@@ -136,7 +107,7 @@ class FlatOp:
 
             def flat_fn(*arrays: Any) -> list[Any]:
                 lengths.clear()
-                return self._flat_results(self._call(values, flat, arrays), lengths)
+                return flat_results(self.returns, self._call(values, flat, arrays), lengths)
 
             traced = trace(self.name, flat_fn, avals, wide, self.origin)
             found = self._traced[key] = traced, lengths
@@ -146,15 +117,6 @@ class FlatOp:
         stream = iter(arrays)
         filled = [None if x is None else next(stream) for x in flat]
         return self.fn(*unflatten(self.arguments, values, filled))
-
-    def _flat_results(self, results: Sequence[Any], lengths: list[int]) -> list[Any]:
-        flat: list[Any] = []
-        for kind, value in zip(self.returns, results):
-            items = list(value) if kind == "Tensor[]" else [value]
-            if kind == "Tensor[]":
-                lengths.append(len(items))
-            flat.extend(items)
-        return flat
 
     def _structured(self, flat: Iterable[Any], lengths: Sequence[int]) -> Any:
         stream, sizes_ = iter(flat), iter(lengths)
@@ -189,6 +151,8 @@ class FlatOp:
         for t in tensors:
             to_numpy_dtype(t.dtype)
         if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+            if self._like is not None:
+                return [torch.empty_like(t) for t in self._like(values)]
             out, lengths = self._symbolic(values, tensors)
         else:
             twins = (_aval(t) for t in flatten(self.arguments, values))
@@ -208,7 +172,7 @@ class FlatOp:
 
         def flat_fn(*arrays: Any) -> list[Any]:
             lengths.clear()
-            return self._flat_results(self._call(values, flat, arrays), lengths)
+            return flat_results(self.returns, self._call(values, flat, arrays), lengths)
 
         avals = [
             jax.ShapeDtypeStruct(shape, to_numpy_dtype(t.dtype))
@@ -248,43 +212,32 @@ class FlatOp:
 
     # --- the ops of its gradient and of its batches ----------------------------------------------
 
+    def companion(
+        self,
+        suffix: str,
+        arguments: Sequence[Argument],
+        returns: Sequence[str],
+        fn: Callable[..., Sequence[Any]],
+        like: Callable[[Sequence[Any]], list[torch.Tensor]] | None = None,
+    ) -> FlatOp:
+        """Define the op ``name_suffix``, which belongs to this one and computes ``fn``."""
+        plain = [Argument(a.name, a.type) for a in arguments]
+        op = FlatOp(f"{self.name}_{suffix}", plain, returns, fn, origin=self.origin, like=like)
+        op.on_cpu(None)
+        return op
+
     def _define_backward(self) -> None:
         arguments = (Argument("grads", "Tensor?[]"), *self.arguments, Argument("wanted", "int[]"))
-        FlatOp(
-            f"{self.name}_backward",
-            [Argument(a.name, a.type) for a in arguments],
-            ["Tensor[]"],
-            self._gradients,
-            origin=self.origin,
-        ).on_cpu(None)
 
-    def _gradients(self, grads: Sequence[Any], *rest: Any) -> tuple[list[Any]]:
-        """The gradients of the flat tensor arguments at the positions ``rest[-1]``."""
-        *values, wanted = rest
-        flat = flatten(self.arguments, values)
-        if self._backward is not None:
-            found = self._backward(grads, *values)
-            return ([_or_zeros(found[i], flat[i]) for i in wanted],)
+        def like(values: Sequence[Any]) -> list[torch.Tensor]:
+            flat = flatten(self.arguments, values[1:-1])
+            return [flat[i] for i in values[-1]]
 
-        def results(*chosen: Any) -> list[Any]:
-            filled = list(flat)
-            for i, x in zip(wanted, chosen):
-                filled[i] = x
-            out = self._flat_results(self.fn(*unflatten(self.arguments, values, filled)), [])
-            return [jnp.asarray(r) for r in out]
+        self.companion("backward", arguments, ["Tensor[]"], self._derivatives.gradients, like)
 
-        out = jax.eval_shape(results, *(flat[i] for i in wanted))
-        smooth = [i for i, o in enumerate(out) if jnp.issubdtype(o.dtype, jnp.inexact)]
-        _, pull_back = jax.vjp(
-            lambda *c: [results(*c)[i] for i in smooth], *(flat[i] for i in wanted)
-        )
-        given = [
-            jnp.zeros(out[i].shape, out[i].dtype)
-            if grads[i] is None
-            else _conjugate(jnp.asarray(grads[i]).astype(out[i].dtype))
-            for i in smooth
-        ]
-        return ([_conjugate(g) for g in pull_back(given)],)
+    def _define_forward(self) -> None:
+        arguments = (Argument("tangents", "Tensor?[]"), *self.arguments)
+        self.companion("jvp", arguments, ["Tensor[]"], self._derivatives.tangents)
 
     def _batched(self, keys: Any, *values: Any, **keywords: Any) -> Any:
         from torch._functorch.autograd_function import custom_function_call_vmap_helper
@@ -311,14 +264,7 @@ class FlatOp:
                 Argument("batch_dims", "int[]"),
                 Argument("batch_size", "int"),
             )
-            op = FlatOp(
-                f"{self.name}_vmap",
-                [Argument(a.name, a.type) for a in arguments],
-                self.returns,
-                self._batch,
-                origin=self.origin,
-            )
-            op.on_cpu(None)
+            op = self.companion("vmap", arguments, self.returns, self._batch)
             self._vmapped: torch._ops.OpOverload | None = op.overload
         assert self._vmapped is not None
         return self._vmapped
@@ -367,15 +313,6 @@ def _frozen(value: Any) -> Any:
     return type(value), value
 
 
-def _conjugate(x: Any) -> Any:
-    """JAX's gradient of a complex value is the conjugate of PyTorch's."""
-    return jnp.conj(x) if jnp.iscomplexobj(x) else x
-
-
-def _or_zeros(gradient: Any, like: Any) -> Any:
-    return jnp.zeros(like.shape, like.dtype) if gradient is None else gradient
-
-
 def _lower_precision(t: Any, dtype: torch.dtype) -> Any:
     castable = t is not None and t.is_floating_point() and t.dtype != torch.float64
     return t.to(dtype) if castable else t
@@ -387,7 +324,7 @@ def _dims_like(
     """What of each argument is batched, with a list for each list of tensors."""
 
     def spread(argument: Argument, value: Any, dims: Any) -> Any:
-        is_list = argument.type.endswith("[]") and argument.type in _TENSORS
+        is_list = argument.type.endswith("[]") and argument.type in TENSORS
         return [None] * len(value) if is_list and dims is None else dims
 
     return [spread(*item) for item in zip(arguments, values, in_dims)]

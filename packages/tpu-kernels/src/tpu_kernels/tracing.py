@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,9 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from torch.utils._python_dispatch import _disable_current_modes
 
+from tpu_core import runtime
 from tpu_core.errors import JaxFunctionError, TpuError
 from tpu_kernels.digest import digest
 
@@ -73,7 +77,9 @@ def trace(
         JaxFunctionError: The function raises, leaks tracers, or has side effects.
     """
     arguments = [narrow(a, wide) for a in avals]
-    with jax.enable_x64(wide):
+    # A function that uses PyTorch itself, as one of Helion does, shall not see the fake tensors of
+    # who asks for the shapes.
+    with jax.enable_x64(wide), _disable_current_modes():
         try:
             closed = jax.make_jaxpr(fn)(*arguments)
         except TpuError:
@@ -105,12 +111,43 @@ def complaint(name: str, avals: Sequence[Any], error: Exception) -> JaxFunctionE
         return JaxFunctionError(
             f"The JAX function of {name} needs the value of an array while it is traced: {text}",
             values=values,
+            line=line_in_function(error),
             remedy="Use jnp.where or lax.cond, or declare the argument static (annotate it as int, "
             'float, bool or str, or name it in static=("...",)).',
         )
+    has_no_gradient = "Reverse-mode differentiation does not work" in text
     return JaxFunctionError(
-        f"The JAX function of {name} raised {type(error).__name__}: {text}", values=values
+        f"The JAX function of {name} raised {type(error).__name__}: {text}",
+        values=values,
+        line=line_in_function(error),
+        remedy=_NO_GRADIENT if has_no_gradient else _RAISED,
     )
+
+
+_RAISED = "Correct the function there, or call the op with arguments that it takes."
+_NO_GRADIENT = (
+    "Write the loop as lax.scan, give jax_op a gradient (backward=f), or say that there is none "
+    "(differentiable=False)."
+)
+_FOLDERS = tuple(
+    os.path.dirname(file) + os.sep for file in (jax.__file__, np.__file__, runtime.__file__)
+)
+_MODULES = os.path.dirname(os.__file__)
+_HERE = os.path.dirname(__file__)
+
+
+def line_in_function(error: BaseException) -> str | None:
+    """The innermost line that is neither ours nor that of JAX, ``"model.py:31"``."""
+    lines = (
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    )
+    theirs = [
+        f"{file}:{number}"
+        for file, number in lines
+        if not file.startswith(_FOLDERS) and os.path.dirname(file) not in (_MODULES, _HERE)
+    ]
+    return theirs[-1] if theirs else None
 
 
 def _described(avals: Sequence[Any]) -> dict[str, str]:
@@ -138,7 +175,14 @@ def _primitives(jaxpr: Jaxpr) -> set[str]:
 
 
 def _refuse_effects(name: str, closed: ClosedJaxpr) -> None:
-    callbacks = sorted(_primitives(closed.jaxpr) & _CALLBACKS)
+    primitives = _primitives(closed.jaxpr)
+    if "custom_lin" in primitives:  # JAX says so as late as when it lowers the program
+        raise JaxFunctionError(
+            f"The JAX function of {name} has a jax.custom_vjp in it, which has no derivative in "
+            "forward mode.",
+            remedy="Use reverse mode (torch.autograd.grad, torch.func.vjp), or jax.custom_jvp.",
+        )
+    callbacks = sorted(primitives & _CALLBACKS)
     if callbacks or closed.effects:
         what = ", ".join(callbacks) or ", ".join(sorted(map(str, closed.effects)))
         raise JaxFunctionError(

@@ -71,6 +71,7 @@ def aot(
         DataDependentError: The program depends on values; names the line.
         UnsupportedOpError: An op cannot be lowered.
         LibtpuMissingError: ``pip install "tpu-compile[aot]"``.
+        KernelCompilationError: A Pallas kernel breaks a rule of Mosaic's; says which.
         TopologyCompilationError: libtpu refused the program, or ended its process.
 
     Example:

@@ -14,6 +14,7 @@ from tpu_compile.aot.annotations import over, scope
 from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.lookup import lowering_of
+from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import Target, lowering_for
@@ -52,7 +53,7 @@ def lower(captured: Captured, mesh: Mapping[str, int], kind: str) -> bytes:
 
     division = Division(abstract) if abstract.size > 1 else None
     here = lowering_for(Target("tpu", abstract.size, kind, division))
-    with over(abstract), here, jax.enable_x64(True):
+    with over(abstract), here, jax.enable_x64(True), kernel_errors.told():
         made = lowered()
         if division is not None and division.is_needed:
             division.learn(made)

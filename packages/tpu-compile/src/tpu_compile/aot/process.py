@@ -19,6 +19,7 @@ from tpu_compile.aot import worker
 from tpu_compile.aot.chips import Topology
 from tpu_core.config import config
 from tpu_core.errors import LibtpuMissingError, TopologyCompilationError, UnknownTopologyError
+from tpu_core.lowering import kernel_errors
 from tpu_core.pjrt import topologies
 
 _LOG_LINES = 12
@@ -137,6 +138,9 @@ def _crash(code: int, log: str, topology: Topology) -> TopologyCompilationError:
 
 
 def _refusal(message: str, topology: Topology, seconds: float) -> Outcome:
+    of_a_kernel = kernel_errors.refused(message)
+    if of_a_kernel is not None:
+        raise of_a_kernel
     if "RESOURCE_EXHAUSTED" in message:
         return Outcome(seconds, out_of_memory=message)
     if "topology" in message.lower() and "INVALID_ARGUMENT" in message:

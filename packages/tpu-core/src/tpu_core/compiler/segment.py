@@ -16,6 +16,7 @@ from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
+from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder.miss import dtype_of_code
@@ -217,6 +218,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with collector.paused(), jax.enable_x64(True):
+    with collector.paused(), jax.enable_x64(True), kernel_errors.told():
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))

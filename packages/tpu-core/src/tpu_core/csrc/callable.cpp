@@ -38,7 +38,20 @@ PyTypeObject* callable_type() {
   return &type;
 }
 
+PyObject* call_attribute(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static PyObject* name = PyUnicode_InternFromString("_call");
+  PyObject* target = PyObject_GetAttr(self, name);
+  if (!target) return nullptr;
+  PyObject* result = PyObject_Call(target, args, kwargs);
+  Py_DECREF(target);
+  return result;
+}
+
 }  // namespace
+
+void call_through(py::type type) {
+  reinterpret_cast<PyTypeObject*>(type.ptr())->tp_call = call_attribute;
+}
 
 py::object make_callable(std::function<PyObject*(const PythonCall&)> body) {
   auto* callable = PyObject_New(CallableObject, callable_type());

@@ -22,4 +22,8 @@ struct PythonCall {
 // A Python callable; what `body` throws becomes a Python exception, as in PyTorch.
 py::object make_callable(std::function<PyObject*(const PythonCall&)> body);
 
+// Has objects of a Python class called as their attribute ``_call`` is, without a frame of Python's own.
+// The class keeps its ``__call__`` for who asks for it by name: Dynamo, which traces it.
+void call_through(py::type type);
+
 }  // namespace tpu

@@ -1,5 +1,6 @@
 // The Python module `tpu_core._C`.
 #include "call.h"
+#include "callable.h"
 #include "defined_ops.h"
 #include "device.h"
 #include "lines.h"
@@ -180,6 +181,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("register_differentiable", &register_differentiable);
   m.def("register_not_differentiable", &register_not_differentiable);
   m.def("op_caller", &op_caller);
+  m.def("call_through", &call_through);
   m.def("list_caller", &list_caller);
   m.def("set_callbacks", &set_callbacks);
   m.def("set_internal_prefixes", [](py::tuple t) { set_internal_prefixes(t.ptr()); });

@@ -1,0 +1,90 @@
+"""The gradient and the tangents of a function of JAX values, on the arguments of a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tpu_kernels.arguments import Argument, flat_results, flatten, unflatten
+
+
+class Derivatives:
+    """What an op's function is differentiated to.
+
+    Args:
+        arguments: Of the op's schema.
+        returns: ``"Tensor"`` or ``"Tensor[]"`` for each result.
+        fn: Called with the arguments, JAX arrays in place of tensors; gives one value a return.
+        backward: ``backward(grads, *arguments)`` in place of `jax.vjp`: takes a gradient, or None,
+            for each result, and gives one, or None, for each tensor of the arguments, lists
+            flattened.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[Argument],
+        returns: Sequence[str],
+        fn: Callable[..., Sequence[Any]],
+        backward: Callable[..., Sequence[Any]] | None,
+    ) -> None:
+        self._arguments, self._returns, self._fn = arguments, returns, fn
+        self._backward = backward
+
+    def gradients(self, grads: Sequence[Any], *rest: Any) -> tuple[list[Any]]:
+        """The gradients of the flat tensor arguments at the positions ``rest[-1]``."""
+        *values, wanted = rest
+        flat = flatten(self._arguments, values)
+        if self._backward is not None:
+            found = self._backward(grads, *values)
+            return ([_or_zeros(found[i], flat[i]) for i in wanted],)
+        results, given = self._results_of(values, wanted)
+        out = jax.eval_shape(results, *given)
+        smooth = [i for i, o in enumerate(out) if jnp.issubdtype(o.dtype, jnp.inexact)]
+        _, pull_back = jax.vjp(lambda *c: [results(*c)[i] for i in smooth], *given)
+        cotangents = [
+            jnp.zeros(out[i].shape, out[i].dtype)
+            if grads[i] is None
+            else _conjugate(jnp.asarray(grads[i]).astype(out[i].dtype))
+            for i in smooth
+        ]
+        return ([_conjugate(g) for g in pull_back(cotangents)],)
+
+    def tangents(self, tangents: Sequence[Any], *values: Any) -> tuple[list[Any]]:
+        """The tangents of the results of floating-point or complex dtype, lists flattened.
+
+        Args:
+            tangents: Of each tensor argument, None for one that does not change.
+            values: The op's arguments.
+        """
+        moving = [i for i, t in enumerate(tangents) if t is not None]
+        results, given = self._results_of(values, moving)
+        out, pushed = jax.jvp(results, given, [tangents[i] for i in moving])
+        smooth = [jnp.issubdtype(o.dtype, jnp.inexact) for o in out]
+        return ([t for t, s in zip(pushed, smooth) if s],)
+
+    def _results_of(
+        self, values: Sequence[Any], positions: Sequence[int]
+    ) -> tuple[Callable[..., list[jax.Array]], list[Any]]:
+        """The flat results as a function of some of the flat arguments alone, and these."""
+        flat = flatten(self._arguments, values)
+
+        def results(*chosen: Any) -> list[jax.Array]:
+            filled = list(flat)
+            for i, x in zip(positions, chosen):
+                filled[i] = x
+            found = self._fn(*unflatten(self._arguments, values, filled))
+            return [jnp.asarray(r) for r in flat_results(self._returns, found)]
+
+        return results, [flat[i] for i in positions]
+
+
+def _conjugate(x: Any) -> Any:
+    """JAX's gradient of a complex value is the conjugate of PyTorch's."""
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x
+
+
+def _or_zeros(gradient: Any, like: Any) -> Any:
+    return jnp.zeros(like.shape, like.dtype) if gradient is None else gradient
