@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.matmul import contract
@@ -38,23 +39,53 @@ def convert_weight(weight: jax.Array, inner_k_tiles: int) -> jax.Array:
     return packed.reshape(rows, -1, LANES, inner_k_tiles // 2)
 
 
-def unpacked(weight: jax.Array) -> jax.Array:
-    """Numbers from -8 to 7, ``int32[N, K]``, of a packed weight."""
-    rows, columns, _, inner = weight.shape
-    bits = (weight[..., None, None] >> _SHIFTS.astype(np.int32)) & 15
-    bits = bits.reshape(rows, columns, TILE, _STEP, inner, 2, _BYTES)
-    bits = bits.transpose(0, 2, 1, 4, 6, 3, 5)
-    return bits.reshape(rows * TILE, columns * inner * 2 * K_TILE) - _MIDDLE
+def _rows(weight: jax.Array) -> jax.Array:
+    """The int32 of a packed weight by rows, ``[N, K / 8]``; see `_columns` for their order."""
+    tiles, outer, _, inner = weight.shape
+    by_row = weight.reshape(tiles, outer, TILE, _STEP * inner).transpose(0, 2, 1, 3)
+    return by_row.reshape(tiles * TILE, outer * _STEP * inner)
+
+
+def _columns(x: jax.Array, inner: int) -> jax.Array:
+    """Rows of ``[M, K]`` as ``[8, M, K / 8]``: for each place in an int32 what meets `_rows`."""
+    parts = x.reshape(x.shape[0], -1, inner, _BYTES, _STEP, 2)
+    return parts.transpose(5, 3, 0, 1, 4, 2).reshape(_SHIFTS.size, x.shape[0], -1)
 
 
 @lowering("aten._weight_int4pack_mm.default")
 def weight_mm(
     x: jax.Array, weight: jax.Array, group: int, scales_and_zeros: jax.Array
 ) -> jax.Array:
-    """``x @ w.T``; as on CUDA, ``w`` is rounded to the dtype of ``x``."""
-    numbers = unpacked(weight)
-    wide = scales_and_zeros.astype(np.float32)
-    scales, zeros = (wide[..., i].T[:, :, None] for i in range(2))
-    groups = numbers.reshape(numbers.shape[0], -1, group).astype(np.float32)
-    w = (groups * scales + zeros).reshape(numbers.shape)
-    return contract(x, cast(w, x.dtype), _ROW_COLUMN)
+    """``x @ w.T``; as on CUDA, ``w`` is rounded to the dtype of ``x``.
+
+    The columns of ``x`` are put into the order of the packed ones, not the other way round: there
+    are fewer of them, and an array whose last dimension is small takes up many times its size.
+    """
+    inner = weight.shape[3]
+    packed = _rows(weight)
+    # The columns of an int32 are in one group, and so are those of `_STEP` lanes.
+    chunks = packed.shape[1] // (_STEP * inner), _STEP, inner
+    of_chunk = np.arange(chunks[0])[:, None] * inner + np.arange(inner)
+    place = np.broadcast_to((of_chunk * 2 * K_TILE // group)[:, None], chunks).reshape(-1)
+    # Spread by a product with ones and zeros, which is exact: a gather along lanes is slow.
+    spread = (place == np.arange(scales_and_zeros.shape[0])[:, None]).astype(scales_and_zeros.dtype)
+    exact = lax.Precision.HIGHEST
+    scales, zeros = (
+        lax.dot_general(
+            scales_and_zeros[..., i],
+            spread,
+            (((0,), (0,)), ((), ())),
+            precision=exact,
+            preferred_element_type=np.float32,
+        )
+        for i in range(2)
+    )
+    parts = []
+    for part, shift in zip(_columns(x, inner), _SHIFTS.reshape(-1)):
+        numbers = ((packed >> int(shift)) & 15) - _MIDDLE
+        w = cast(numbers.astype(np.float32) * scales + zeros, x.dtype)
+        parts.append(contract(part, w, _ROW_COLUMN, np.float32))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
