@@ -86,6 +86,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "torch.backends tpu_compile True",
         "torch_dynamo_backends tpu True",
         "tpu_core.cli aot True",
+        "tpu_core.cli tune True",
         "tpu_core.device_modules pallas False",
         "tpu_core.kernels aten._grouped_mm.default False",
         f"tpu_core.kernels {ATTENTION}.default False",

@@ -143,3 +143,15 @@ def test_transforms_see_plain_ops() -> None:
         _, expected = torch.func.jvp(f, (q[0],), (q[1],))
     _, tangent = torch.func.jvp(f, (q[0].to("tpu"),), (q[1].to("tpu"),))
     torch.testing.assert_close(tangent.cpu(), expected)
+
+
+def test_a_bias_alone_may_have_a_gradient() -> None:
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    bias = torch.randn(2, 3, 5)
+
+    def gradient(device: str) -> torch.Tensor:
+        leaf = bias.to(device).requires_grad_()
+        out = F.scaled_dot_product_attention(q.to(device), k.to(device), k.to(device), leaf)
+        return torch.autograd.grad(out.square().sum(), leaf)[0].cpu()
+
+    torch.testing.assert_close(gradient("tpu"), gradient("cpu"))

@@ -66,6 +66,8 @@ def arguments(**changes: Any) -> AttentionArguments:
         {"query": (2, 8, 1, 80), "key": (2, 8, 77, 80), "value": (2, 8, 77, 96)},
         {"bias": (512, 512)},
         {"bias": (2, 1, 1, 512)},
+        {"bias": (8, 512, 512), "bias_gradient": True},
+        {"dropout": 0.1},
     ],
 )
 def test_a_tpu_takes_the_kernel_by_itself(changes: dict[str, Any]) -> None:
@@ -86,8 +88,7 @@ def test_a_tpu_takes_the_kernel_by_itself(changes: dict[str, Any]) -> None:
         ({"value": (2, 8, 512, 576)}, "none is above 512"),
         ({"key": (2, 3, 512, 128), "value": (2, 3, 512, 128)}, "heads of the query are a multiple"),
         ({"value": (2, 8, 256, 128)}, "Key and value have the same length."),
-        ({"bias": (512, 512), "bias_gradient": True}, "No gradient of the mask is asked for"),
-        ({"dropout": 0.1}, "There is no dropout"),
+        ({"bias": (1, 512), "bias_gradient": True}, "A mask whose gradient is asked for has a row"),
         ({"scale": torch.ones(())}, "The scale is a number, not a tensor."),
     ],
 )

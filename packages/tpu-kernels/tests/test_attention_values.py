@@ -93,6 +93,12 @@ def window(rows: int, columns: int) -> torch.Tensor:
     return (distance >= 0) & (distance < 50)
 
 
+def segments(*lengths: int) -> torch.Tensor:
+    """Sequences side by side: a token meets those of its own."""
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return ids[:, None] == ids
+
+
 CASES = {
     "causal, several blocks": Case(384, 384, 64, is_causal=True),
     "blocks of 512": Case(640, 600, heads=1, key_heads=1, is_causal=True),
@@ -107,6 +113,27 @@ CASES = {
     "one of each, causal": Case(1, 1, 1, is_causal=True),
     "prime numbers": Case(131, 257, 37, value_size=11, heads=3, key_heads=3, is_causal=True),
     "a head of 192, values of 128": Case(64, 64, 192, value_size=128),
+    "Llama: four queries' heads a key": Case(
+        160, 160, 128, heads=8, key_heads=2, is_causal=True, dtype=torch.bfloat16
+    ),
+    "Mixtral: a window": Case(
+        130, 130, 128, heads=4, key_heads=1, mask=lambda: window(130, 130), dtype=torch.bfloat16
+    ),
+    "Gemma: a head of 256, scaled otherwise": Case(
+        140, 140, 256, key_heads=1, is_causal=True, scale=224**-0.5
+    ),
+    "DeepSeek: a head of 192, values of 128, causal": Case(
+        140, 140, 192, value_size=128, is_causal=True, dtype=torch.bfloat16
+    ),
+    "ViT: 197 tokens": Case(197, 197, 64, heads=3, key_heads=3),
+    "segments, one of them empty": Case(149, 149, mask=lambda: segments(64, 0, 1, 84)),
+    "no score counts": Case(17, 131, mask=lambda: torch.zeros(17, 131, dtype=torch.bool)),
+    "no key of a batch counts": Case(
+        9,
+        130,
+        batch=2,
+        mask=lambda: torch.tensor([True, False])[:, None, None, None].expand(2, 1, 1, 130),
+    ),
     "padding of keys": Case(
         40,
         200,

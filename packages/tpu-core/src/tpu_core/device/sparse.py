@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 REMEDY = (
-    "Use sparse=False in torch.nn.Embedding and EmbeddingBag: dense gradients are summed on the "
-    "device. Keep other sparse tensors on the CPU."
+    "Use sparse=False in torch.nn.Embedding and EmbeddingBag, and torch.optim.Adam in place of "
+    "SparseAdam: dense gradients are summed on the device. Keep other sparse tensors on the CPU."
 )
 _libraries: list[torch.library.Library] = []
 

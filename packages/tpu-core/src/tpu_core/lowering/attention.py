@@ -147,7 +147,8 @@ def attention_backward(
     # rowsum(dP * P) equals rowsum(dO * O), which is a dim shorter.
     delta = jnp.sum(cast(dy, s.dtype) * cast(y, s.dtype), axis=-1, keepdims=True)
     ds = p * (dp - delta)
-    grads: list[Any] = [None, None, None, None]
+    # What is not asked for has a place among the results, too.
+    grads: list[Any] = [*(jnp.zeros_like(x) for x in (query, key_, value)), None]
     factor = _scale(q, scale, s.dtype)
     small = _fold(cast(ds, q.dtype), heads)
     if grad_input_mask[0]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_core import platforms
+from tpu_core.config import config
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.registry import Lowering
 
@@ -153,13 +154,24 @@ def _offered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
+def own_tables() -> Path:
+    """The folder of the user's cache with what implementations were tuned to; it need not exist."""
+    return config().cache_dir / "tuned"
+
+
 @functools.cache
 def sources() -> str:
-    """Digest of the packages that offer implementations: programs of others are not theirs."""
+    """Digest of the packages that offer implementations, and of what these were tuned to.
+
+    Programs of others are not theirs.
+    """
     found = hashlib.sha256()
+    for table in sorted(own_tables().glob("*.json")):
+        found.update(table.read_bytes())
     for package in sorted({point.module.partition(".")[0] for point in _offered().values()}):
         spec = importlib.util.find_spec(package)  # of a top-level package: imports nothing
         for folder in (spec and spec.submodule_search_locations) or ():
-            for file in sorted(Path(folder).rglob("*.py")):
-                found.update(file.read_bytes())
+            for pattern in ("*.py", "*.json"):
+                for file in sorted(Path(folder).rglob(pattern)):
+                    found.update(file.read_bytes())
     return found.hexdigest()

@@ -83,6 +83,11 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
     )
 
 
+def one_device(topology: str) -> Any:
+    """A device to compile for, of a topology of whole hosts. Needs `ENVIRONMENT`."""
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+
+
 def _parse(module: bytes) -> Any:
     with mlir.make_ir_context():
         return ir.Module.parse(module)

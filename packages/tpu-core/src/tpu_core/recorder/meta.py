@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from tpu_core import _C
 from tpu_core.device import sparse
 from tpu_core.errors import UnsupportedOpError
+from tpu_core.recorder import int4
 from tpu_core.recorder.complaints import Twins, complain, suspicious
 from tpu_core.recorder.grouped import grouped_mm
 from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
@@ -319,6 +320,8 @@ _SPECIAL = {
     "aten._grouped_mm.default": grouped_mm,
     "aten._scaled_mm.default": scaled_mm,
     "aten._scaled_mm_v2.default": scaled_mm_v2,
+    "aten._convert_weight_to_int4pack.default": int4.convert_weight,
+    "aten._weight_int4pack_mm.default": int4.weight_mm,
     "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "tpu.arange_.default": lambda self, start, step: self,
     "tpu.recompute.default": _like(0),

@@ -7,7 +7,6 @@ plain lowering: either can follow on the other.
 from __future__ import annotations
 
 import functools
-import math
 from types import MappingProxyType
 from typing import Any
 
@@ -17,98 +16,45 @@ import numpy as np
 
 from tpu_core.lowering import attention as plain
 from tpu_core.lowering.implementations import Target
-from tpu_kernels.ops.attention import divided, flash_backward, flash_forward, masks
+from tpu_kernels.ops.attention import divided, lengths
 from tpu_kernels.ops.attention.arguments import AttentionArguments
-from tpu_kernels.ops.attention.blocks import Blocks
-from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
-from tpu_kernels.ops.mosaic import calling
+from tpu_kernels.ops.attention.dropout import Dropout
+from tpu_kernels.ops.attention.lengths import scores
+from tpu_kernels.ops.attention.names import (
+    BACKWARD,
+    FORWARD,
+    KERNEL_FORWARD,
+    KERNEL_OF_BIAS,
+    KERNEL_OF_KEYS,
+    KERNEL_OF_QUERY,
+)
 from tpu_kernels.ops.registry import Implementation, Rule
 from tpu_kernels.ops.rules import HAS_BFLOAT16
 
 _LARGEST_HEAD = 512
 # Among the arguments of the backward pass that follow on the sums.
-_IS_CAUSAL = 5
+_DROPOUT, _IS_CAUSAL, _SEED, _OFFSET = 4, 5, 6, 7
 
 
-def _blocks(query: jax.Array, key_: jax.Array, value: jax.Array, is_causal: bool) -> Blocks:
-    size = max(query.shape[3], value.shape[3]) * query.dtype.itemsize
-    return Blocks.of(query.shape[2], key_.shape[2], size, is_causal)
-
-
-def _products(query: jax.Array, blocks: Blocks, *sizes: int) -> int:
-    """Floating point operations of products with the scores that are computed."""
-    return 2 * query.shape[0] * query.shape[1] * blocks.computed * sum(sizes)
-
-
-def _scale(query: jax.Array, scale: float | None) -> float:
-    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-
-
-def _filled(x: jax.Array, length: int, axis: int = 2) -> jax.Array:
-    """``x`` with zeros up to a length."""
-    widths = [(0, length - n if i == axis else 0) for i, n in enumerate(x.shape)]
-    return jnp.pad(x, widths)
-
-
-def _forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    *,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[jax.Array, jax.Array]:
-    """The result, and the logarithms of the sums of exponentials."""
-    blocks = _blocks(query, key, value, is_causal)
-    operands = (
-        _filled(query, blocks.padded_rows),
-        _filled(key, blocks.padded_columns),
-        _filled(value, blocks.padded_columns),
-        masks.prepared(bias, blocks),
-    )
-    with calling(query.dtype, _products(query, blocks, query.shape[3], value.shape[3])):
-        out, logsumexp = flash_forward.forward(*operands, blocks, _scale(query, scale))
-    return out[:, :, : blocks.rows], logsumexp[:, :, 0, : blocks.rows]
+def _dropout(rate: float, query: jax.Array) -> Dropout | None:
+    return Dropout(rate, query.shape[1]) if rate > 0 else None
 
 
 def _backward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    grad: jax.Array,
-    output: jax.Array,
-    logsumexp: jax.Array,
-    *,
-    is_causal: bool,
-    scale: float | None,
-    of_query: bool,
-    of_keys: bool,
-) -> list[jax.Array]:
-    """The gradients that are asked for, that of value with that of key."""
-    blocks, factor = _blocks(query, key, value, is_causal), _scale(query, scale)
-    sizes = query.shape[3], value.shape[3]
-    bias = masks.prepared(bias, blocks)
-    rows, columns = blocks.padded_rows, blocks.padded_columns
-    delta = (output.astype(np.float32) * grad.astype(np.float32)).sum(axis=-1)
-    operands = (
-        _filled(query, rows),
-        _filled(key, columns),
-        _filled(value, columns),
-        _filled(grad, rows),
-        _filled(jnp.where(logsumexp == -jnp.inf, 0.0, logsumexp)[:, :, None], rows, axis=3),
-        _filled(delta[:, :, None], rows, axis=3),
-    )
-    made = []
-    if of_query:
-        with calling(query.dtype, _products(query, blocks, *sizes, sizes[0])):
-            own = flash_backward.of_query(operands, bias, blocks, factor)
-        made.append(own[:, :, : blocks.rows])
-    if of_keys:
-        with calling(query.dtype, _products(query, blocks, *sizes, *sizes)):
-            both = flash_backward.of_key_and_value(operands, bias, blocks, factor)
-        made += [x[:, :, : blocks.columns] for x in both]
+    *operands: Any,
+    seed: jax.Array | None,
+    wanted: tuple[bool, bool, bool],
+    **options: Any,
+) -> list[Any]:
+    """The gradients of query, of keys and values, and of the bias, as far as they are asked for."""
+    made: list[Any] = []
+    if wanted[0]:
+        made.append(lengths.of_query(operands, seed, scores(KERNEL_OF_QUERY, operands, **options)))
+    if wanted[1]:
+        of = scores(KERNEL_OF_KEYS, operands, **options)
+        made += lengths.of_key_and_value(operands, seed, of)
+    if wanted[2]:
+        made.append(lengths.of_bias(operands, seed, scores(KERNEL_OF_BIAS, operands, **options)))
     return made
 
 
@@ -122,17 +68,23 @@ def forward(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-    key: None = None,
+    key: jax.Array | None = None,
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention`, for what `FLASH` takes."""
     operands = (query, key_, value, attn_bias)
     if divided.is_asked():
         stand_in = divided.marked(operands)
-        return plain.attention(*stand_in, dropout_p, is_causal, scale=scale)
-    function = functools.partial(_forward, is_causal=is_causal, scale=scale)
-    out, logsumexp = divided.on_parts(function, operands, (4, 3))
-    seed = jnp.zeros((), np.int64)
-    return out, logsumexp, None, None, None, None, seed, seed, None
+        return plain.attention(*stand_in, dropout_p, is_causal, scale=scale, key=key)
+    dropout = _dropout(dropout_p, query)
+    options: Any = {"is_causal": is_causal, "scale": scale, "dropout": dropout}
+
+    def made(*parts: Any) -> Any:
+        of = scores(KERNEL_FORWARD, parts, **options)
+        return lengths.forward(parts, None if dropout is None else key, of)
+
+    out, logsumexp = divided.on_parts(made, operands, (4, 3))
+    seed = jnp.zeros((2,), np.int64) if key is None else key.astype(np.int64)
+    return out, logsumexp, None, None, None, None, seed[0], seed[1], None
 
 
 def backward(
@@ -154,20 +106,31 @@ def backward(
         return plain.attention_backward(
             grad, q, k, v, bias, grad_input_mask, out, sums, *rest, scale=scale
         )
+    dropout = _dropout(rest[_DROPOUT], query)
+    seed = None
+    if dropout is not None:
+        seed = jnp.stack([rest[_SEED], rest[_OFFSET]]).astype(np.uint32)
+    added = attn_bias is not None and attn_bias.dtype != np.bool_
     of_query, of_keys = grad_input_mask[0], grad_input_mask[1] or grad_input_mask[2]
+    of_bias = added and bool(grad_input_mask[3])
     function = functools.partial(
         _backward,
+        seed=seed,
+        wanted=(of_query, of_keys, of_bias),
         is_causal=rest[_IS_CAUSAL],
         scale=scale,
-        of_query=of_query,
-        of_keys=of_keys,
+        dropout=dropout,
     )
-    made = divided.on_parts(function, operands, (4,) * (of_query + 2 * of_keys))
-    grads = [*([] if of_query else [None]), *made, *([] if of_keys else [None, None])]
-    masked = [grad if wanted else None for grad, wanted in zip(grads, grad_input_mask)]
-    if attn_bias is None or attn_bias.dtype == np.bool_:
-        return *masked, None
-    return *masked, jnp.zeros_like(attn_bias)
+    ranks = (4,) * (of_query + 2 * of_keys + of_bias)
+    made = iter(divided.on_parts(function, operands, ranks))
+    computed = of_query, of_keys, of_keys, of_bias
+    # What is not asked for has a place among the results, too.
+    grads = [
+        next(made) if known else jnp.zeros_like(x)
+        for known, x in zip(computed, (query, key_, value, attn_bias if added else None))
+        if x is not None
+    ]
+    return tuple(grads) if added else (*grads, None)
 
 
 def _four_dims(a: AttentionArguments, target: Target) -> bool:
@@ -181,6 +144,11 @@ def _head_sizes(a: AttentionArguments, target: Target) -> bool:
 
 def _heads(a: AttentionArguments, target: Target) -> bool:
     return a.key[1] == a.value[1] and a.query[1] % a.key[1] == 0
+
+
+def _bias_rows(a: AttentionArguments, target: Target) -> bool:
+    lengths = a.query[2], a.key[2]
+    return not a.bias_gradient or (a.bias is not None and a.bias[-2:] == lengths)
 
 
 FLASH = Implementation(
@@ -205,13 +173,13 @@ FLASH = Implementation(
             lambda a, target: a.key[2] == a.value[2],
         ),
         Rule(
-            "No gradient of the mask is asked for: it is as large as the scores.",
-            lambda a, target: not a.bias_gradient,
+            "A mask whose gradient is asked for has a row for each query and a column for each "
+            "key.",
+            _bias_rows,
         ),
         Rule(
-            "There is no dropout: its random numbers, which forward and backward share, are not "
-            "drawn in kernels.",
-            lambda a, target: a.dropout == 0,
+            "With dropout, or a mask whose gradient is asked for, the program is for one device.",
+            lambda a, target: target.devices == 1 or not (a.dropout or a.bias_gradient),
         ),
         Rule(
             "The scale is a number, not a tensor.",

@@ -20,6 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpu_kernels.ops.attention import masks
 from tpu_kernels.ops.attention.blocks import LANES, Blocks
+from tpu_kernels.ops.attention.dropout import Dropout
+from tpu_kernels.ops.attention.names import KERNEL_FORWARD
 
 FLOAT32 = np.dtype(np.float32)
 QUERY_KEY = (((1,), (1,)), ((), ()))  # [L, E] x [S, E] -> [L, S]
@@ -35,6 +37,7 @@ def _kernel(
     key_ref: Any,
     value_ref: Any,
     bias_ref: Any,
+    seed_ref: Any,
     out_ref: Any,
     logsumexp_ref: Any,
     top_ref: Any,
@@ -43,7 +46,9 @@ def _kernel(
     *,
     blocks: Blocks,
     scale: float,
+    dropout: Dropout | None,
 ) -> None:
+    head = pl.program_id(0), pl.program_id(1)
     i, j = pl.program_id(2), pl.program_id(3)
 
     @pl.when(j == 0)
@@ -69,6 +74,8 @@ def _kernel(
         top_ref[...] = top
         total_ref[...] = total_ref[...] * rest + jnp.sum(shares, axis=1, keepdims=True)
         value = value_ref[...]
+        if dropout is not None:
+            shares = dropout.applied(shares, dropout.kept(seed_ref, head, blocks, i, j))
         product = lax.dot(shares.astype(value.dtype), value, preferred_element_type=np.float32)
         sum_ref[...] = sum_ref[...] * lanes(rest, product.shape[1]) + product
 
@@ -79,6 +86,11 @@ def _kernel(
         out_ref[...] = (sum_ref[...] / lanes(divisor, sum_ref.shape[1])).astype(out_ref.dtype)
         logsumexp = jnp.log(total) + jnp.where(top == -jnp.inf, 0.0, top)
         logsumexp_ref[...] = logsumexp.T[:1, :]
+
+
+def seed_spec(seed: jax.Array | None) -> pl.BlockSpec | None:
+    """Where a kernel has the key of the dropout."""
+    return None if seed is None else pl.BlockSpec(memory_space=pltpu.SMEM)
 
 
 Index = Callable[..., tuple[Any, ...]]
@@ -109,8 +121,10 @@ def forward(
     key: jax.Array,
     value: jax.Array,
     bias: jax.Array | None,
+    seed: jax.Array | None,
     blocks: Blocks,
     scale: float,
+    dropout: Dropout | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of arrays that are filled up to blocks.
 
@@ -120,8 +134,10 @@ def forward(
             head of the keys.
         value: As ``key``, of any head size.
         bias: See `tpu_kernels.ops.attention.masks.prepared`.
+        seed: Key of the dropout, two numbers of 32 bits; None without one.
         blocks: Of the scores.
         scale: Of the scores.
+        dropout: What is dropped.
 
     Returns:
         The result, and the logarithms of the rows' sums of exponentials, ``(batch, heads, 1,
@@ -134,13 +150,14 @@ def forward(
     of_rows, of_keys, of_bias = by_rows(blocks, group)
 
     made: tuple[jax.Array, jax.Array] = pl.pallas_call(
-        functools.partial(_kernel, blocks=blocks, scale=scale),
+        functools.partial(_kernel, blocks=blocks, scale=scale, dropout=dropout),
         grid=(batch, heads, blocks.row_blocks, blocks.seen_column_blocks),
         in_specs=[
             pl.BlockSpec((None, None, rows, size), of_rows),
             pl.BlockSpec((None, None, columns, size), of_keys),
             pl.BlockSpec((None, None, columns, value_size), of_keys),
             masks.spec(bias, blocks, of_bias),
+            seed_spec(seed),
         ],
         out_specs=[
             pl.BlockSpec((None, None, rows, value_size), of_rows),
@@ -158,6 +175,6 @@ def forward(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
         ),
-        name="attention",
-    )(query, key, value, bias)
+        name=KERNEL_FORWARD,
+    )(query, key, value, bias, seed)
     return made

@@ -1,0 +1,140 @@
+"""The kernels on arrays of any length, which are filled up to whole blocks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpu_core.lowering.implementations import target
+from tpu_kernels.ops.attention import choice, flash_backward, flash_forward, masks
+from tpu_kernels.ops.attention.blocks import Blocks
+from tpu_kernels.ops.attention.dropout import Dropout
+from tpu_kernels.ops.attention.flash_backward import Scores
+from tpu_kernels.ops.mosaic import calling
+
+
+def scores(
+    kernel: str,
+    operands: tuple[Any, ...],
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+) -> Scores:
+    """The scores of a call, in the blocks that suit a kernel.
+
+    Args:
+        kernel: Its name.
+        operands: Query, key, value, and a bias or None.
+        is_causal: Whether a query meets keys up to its own place only.
+        scale: Of the scores; None for the default.
+        dropout: What is dropped.
+    """
+    query, key, value, bias = operands[:4]
+    blocks = choice.blocks(
+        kernel,
+        target().kind,
+        np.dtype(query.dtype).name,
+        (query.shape[2], key.shape[2]),
+        (query.shape[3], value.shape[3]),
+        is_causal,
+        has_bias=bias is not None,
+        has_dropout=dropout is not None,
+    )
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    return Scores(blocks, factor, dropout)
+
+
+def forward(operands: tuple[Any, ...], seed: jax.Array | None, of: Scores) -> Any:
+    """The result, and the logarithms of the sums of exponentials.
+
+    Args:
+        operands: Query, key, value, and a bias or None.
+        seed: Key of the dropout.
+        of: See `scores`.
+    """
+    query, key, value, bias = operands
+    blocks = of.blocks
+    filled = (
+        _filled(query, blocks.padded_rows),
+        _filled(key, blocks.padded_columns),
+        _filled(value, blocks.padded_columns),
+        masks.prepared(bias, blocks),
+        seed,
+    )
+    with calling(query.dtype, _products(query, blocks, query.shape[3], value.shape[3])):
+        out, logsumexp = flash_forward.forward(*filled, blocks, of.scale, of.dropout)
+    return out[:, :, : blocks.rows], logsumexp[:, :, 0, : blocks.rows]
+
+
+def of_query(operands: tuple[Any, ...], seed: jax.Array | None, of: Scores) -> jax.Array:
+    """The gradient of the query.
+
+    Args:
+        operands: Query, key, value, a bias or None, the result's gradient, and what `forward`
+            returned.
+        seed, of: As of `forward`.
+    """
+    query, value = operands[0], operands[2]
+    with calling(query.dtype, _products(query, of.blocks, 2 * query.shape[3], value.shape[3])):
+        made = flash_backward.of_query(*_filled_operands(operands, of.blocks), seed, of)
+    return made[:, :, : of.blocks.rows]
+
+
+def of_key_and_value(
+    operands: tuple[Any, ...], seed: jax.Array | None, of: Scores
+) -> tuple[jax.Array, ...]:
+    """The gradients of key and value.
+
+    Args:
+        operands, seed, of: As of `of_query`.
+    """
+    query, value = operands[0], operands[2]
+    with calling(query.dtype, _products(query, of.blocks, 2 * query.shape[3], 2 * value.shape[3])):
+        made = flash_backward.of_key_and_value(*_filled_operands(operands, of.blocks), seed, of)
+    return tuple(x[:, :, : of.blocks.columns] for x in made)
+
+
+def of_bias(operands: tuple[Any, ...], seed: jax.Array | None, of: Scores) -> jax.Array:
+    """The gradient of the bias, which has a row for each query and a column for each key.
+
+    Args:
+        operands, seed, of: As of `of_query`.
+    """
+    query, value, bias = operands[0], operands[2], operands[3]
+    filled, prepared = _filled_operands(operands, of.blocks)
+    with calling(query.dtype, _products(query, of.blocks, query.shape[3], value.shape[3])):
+        made = flash_backward.of_bias(filled, prepared, seed, of, bias.dtype)
+    return made[:, :, : of.blocks.rows, : of.blocks.columns].reshape(bias.shape)
+
+
+def _filled_operands(
+    operands: tuple[Any, ...], blocks: Blocks
+) -> tuple[flash_backward.Operands, Any]:
+    query, key, value, bias, grad, output, logsumexp = operands
+    rows, columns = blocks.padded_rows, blocks.padded_columns
+    delta = (output.astype(np.float32) * grad.astype(np.float32)).sum(axis=-1)
+    filled = (
+        _filled(query, rows),
+        _filled(key, columns),
+        _filled(value, columns),
+        _filled(grad, rows),
+        _filled(jnp.where(logsumexp == -jnp.inf, 0.0, logsumexp)[:, :, None], rows, axis=3),
+        _filled(delta[:, :, None], rows, axis=3),
+    )
+    return filled, masks.prepared(bias, blocks)
+
+
+def _products(query: jax.Array, blocks: Blocks, *sizes: int) -> int:
+    """Floating point operations of products with the scores that are computed."""
+    return 2 * query.shape[0] * query.shape[1] * blocks.computed * sum(sizes)
+
+
+def _filled(x: jax.Array, length: int, axis: int = 2) -> jax.Array:
+    """``x`` with zeros up to a length."""
+    widths = [(0, length - n if i == axis else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths)
