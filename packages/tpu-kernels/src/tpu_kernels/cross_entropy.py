@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.cross_entropy import plain
@@ -80,7 +81,6 @@ def linear_cross_entropy(
     ).to(hidden.dtype)
 
 
-@torch.compiler.allow_in_graph
 def wide_linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -123,18 +123,28 @@ class _Losses(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*given: Any) -> Any:
-        return _forward(*given)
+    def forward(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        bias: torch.Tensor | None,
+        smoothing: float,
+        softcap: float,
+        chunk: int,
+        slopes: bool,
+    ) -> Any:
+        return _forward(hidden, weight, target, bias, smoothing, softcap, chunk, slopes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        hidden, weight, target, bias, *options, _ = inputs
+        hidden, weight, target, bias, smoothing, softcap, chunk, _ = inputs
         _, logsumexp, slopes = output
         ctx.mark_non_differentiable(logsumexp, slopes)
         ctx.save_for_backward(hidden, weight, target, bias, logsumexp, slopes)
-        ctx.options = options
+        ctx.options = smoothing, softcap, chunk
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
         hidden, weight, target, bias, logsumexp, slopes = ctx.saved_tensors
         of_hidden = of_weight = of_bias = None
