@@ -183,7 +183,8 @@ def _prepare(
         with stage("compiling"):
             outcome = compile_program(program, topology, mesh)
         with stage("reading the program"):
-            return build(job, captured, topology, outcome, program, runs, notes, seconds)
+            told = [*notes, *captured.notes]
+            return build(job, captured, topology, outcome, program, runs, told, seconds)
 
     return finish
 

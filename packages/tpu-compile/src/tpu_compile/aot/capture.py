@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tpu_compile.aot.losses import LeavingOutLogits
 from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec
 from tpu_compile.aot.state import Leaf, ModelState, OptimizerState, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace, values_unknown
@@ -55,12 +57,14 @@ class Captured:
         inputs: What each placeholder is.
         outputs: Name of each result.
         aliases: For inputs that an output replaces (parameters, state), the output.
+        notes: What was decided, and why.
     """
 
     graph: GraphModule
     inputs: list[Leaf]
     outputs: list[str]
     aliases: dict[int, int]
+    notes: tuple[str, ...] = ()
 
 
 Scanning = Callable[..., AbstractContextManager[None]]
@@ -80,6 +84,20 @@ def capture(
         DataDependentError, UnsupportedOpError: See `tpu_compile.aot.trace.trace`.
         MeshError: A sharding does not fit.
     """
+    losses = LeavingOutLogits(math.prod(job.mesh.values()))
+    captured = _capture(job, runs, scanning, losses)
+    if not losses.was_wrong:
+        return replace(captured, notes=tuple(losses.notes))
+    note = "The logits of a loss are built: something else reads them."
+    return replace(_capture(job, runs, scanning, nullcontext()), notes=(note,))
+
+
+def _capture(
+    job: Job,
+    runs: Sequence[Run],
+    scanning: Scanning,
+    losses: LeavingOutLogits | nullcontext[None],
+) -> Captured:
     mode = fake_mode()
     state = ModelState(job.model, job.shardings, job.mesh, runs)
     scopes = Scopes(job.model)
@@ -99,7 +117,7 @@ def capture(
         args, kwargs = call(given)
         trained = {i: own[i] for i in state.trained()}
         resumed = optimizer.resumed(trained, held) if optimizer else None
-        with scopes.watch(), state.swapped(own), scanning(job, state, runs, own):
+        with scopes.watch(), state.swapped(own), scanning(job, state, runs, own), losses:
             if not job.trains:
                 with torch.no_grad():
                     results = _named(job.model(*args, **kwargs), "output")
@@ -120,6 +138,8 @@ def capture(
                 if resumed is not None:
                     OptimizerState.step(resumed)
             after = _buffers_after(state, own)
+            if isinstance(losses, LeavingOutLogits):
+                losses.returns((results, after))
         if resumed is not None and optimizer is not None:
             for i, p in trained.items():
                 after[state.leaves[i].name] = p.detach()
