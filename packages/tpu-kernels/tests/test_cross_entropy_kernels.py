@@ -90,9 +90,7 @@ def test_a_tpu_takes_the_kernels_by_itself() -> None:
         ({}, Target("tpu"), "The chip is"),
     ],
 )
-def test_a_rule_that_is_broken_is_named(
-    changes: dict[str, Any], target: Target, text: str
-) -> None:
+def test_a_rule_that_is_broken_is_named(changes: dict[str, Any], target: Target, text: str) -> None:
     assert KERNEL.select(arguments(**changes), target, None).name == "chunked"
     with pytest.raises(KernelRuleError, match=text):
         KERNEL.select(arguments(**changes), target, "pallas")

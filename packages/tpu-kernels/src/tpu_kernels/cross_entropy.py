@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.cross_entropy import plain
@@ -15,6 +16,19 @@ _forward = jax_op("tpu_kernels::linear_cross_entropy", plain.forward, differenti
 _backward = jax_op(
     "tpu_kernels::linear_cross_entropy_backward", plain.backward, differentiable=False
 )
+
+
+@register_flop_formula(torch.ops.tpu_kernels.linear_cross_entropy)
+def _forward_flops(hidden: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """Of a model's products: logits, and the hidden states' gradient where it is wanted."""
+    wanted = bool(rest[-1])
+    return 2 * (1 + wanted) * hidden[0] * hidden[1] * int(weight[0])
+
+
+@register_flop_formula(torch.ops.tpu_kernels.linear_cross_entropy_backward)
+def _backward_flops(grad: Any, logsumexp: Any, hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Of a model's products: the weights' gradient, without the logits that it needs again."""
+    return 2 * hidden[0] * hidden[1] * int(weight[0])
 
 
 def linear_cross_entropy(
@@ -49,6 +63,7 @@ def linear_cross_entropy(
 
     Returns:
         A number, or losses of the shape of ``target`` for ``"none"``, in the dtype of ``hidden``.
+        Gradients are of the first order.
 
     Raises:
         ValueError: An argument has a wrong shape or value.

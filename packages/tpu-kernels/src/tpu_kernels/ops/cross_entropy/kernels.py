@@ -169,17 +169,13 @@ def _backward_kernel(
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
     hidden = hidden_ref[...]
-    logits = lax.dot_general(
-        weight_ref[...], hidden, QUERY_KEY, preferred_element_type=np.float32
-    )
+    logits = lax.dot_general(weight_ref[...], hidden, QUERY_KEY, preferred_element_type=np.float32)
     logits, slope = capped(logits, softcap)
     columns = lax.broadcasted_iota(np.int32, logits.shape, 0) + j * weight_ref.shape[0]
     shares = jnp.exp(logits - logsumexp_ref[...])
     shares = jnp.where(columns == target_ref[...], shares - 1.0, shares)
     shares = sloped(shares * grad_ref[...], slope)
-    sum_ref[...] += lax.dot(
-        shares.astype(hidden.dtype), hidden, preferred_element_type=np.float32
-    )
+    sum_ref[...] += lax.dot(shares.astype(hidden.dtype), hidden, preferred_element_type=np.float32)
 
     @pl.when(i == pl.num_programs(1) - 1)
     def _end() -> None:
