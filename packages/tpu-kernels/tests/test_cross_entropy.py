@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tpu_kernels import linear_cross_entropy
-from tpu_kernels.ops.cross_entropy import chunked
+from tpu_kernels.ops.cross_entropy import loops
 
 
 def inputs(tokens: int, features: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
@@ -86,8 +86,8 @@ def test_memory_is_a_fraction_of_that_of_the_logits() -> None:
     def temporaries(size: int) -> int:
         def gradients(h: jax.Array, w: jax.Array, t: jax.Array) -> Any:
             options = (h, w, t, None, 0.0, 0.0, size)
-            losses, sums, of_hidden = chunked.forward(*options, True)
-            return losses.sum(), of_hidden, chunked.backward(losses, sums, *options)[0]
+            losses, sums, of_hidden = loops.forward(*options, True)
+            return losses.sum(), of_hidden, loops.backward(losses, sums, *options)[0]
 
         avals = [
             jax.ShapeDtypeStruct((tokens, features), jnp.float32),

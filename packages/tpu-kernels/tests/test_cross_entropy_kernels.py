@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +89,7 @@ def test_a_tpu_takes_the_kernels_by_itself() -> None:
         ({"bias": True}, V5E, "no bias"),
         ({"smoothing": 0.1}, V5E, "label smoothing"),
         ({"chunk": 512}, V5E, "No chunk"),
-        ({}, Target("tpu", 4, "TPU v5e"), "one device"),
+        ({}, Target("tpu", 4, "TPU v5e"), "for one device, or divided"),
         ({}, Target("tpu", kind="TPU v9"), "The chip is"),
         ({}, Target("tpu"), "The chip is"),
     ],
@@ -104,3 +108,13 @@ def test_blocks_of_every_chip_are_whole_tiles(kind: str) -> None:
             assert (kind, features) == ("TPU v4", 8192)
         else:
             assert found.kept % found.passing == 0 and found.passing % 128 == 0
+
+
+def test_values_and_gradients_of_divided_tokens() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    script = Path(__file__).with_name("divided_cross_entropy.py")
+    result = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(result.stdout.splitlines()) == 6

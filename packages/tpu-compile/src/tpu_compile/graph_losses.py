@@ -53,7 +53,7 @@ def _replace(node: Node, known: dict[Node, Logits]) -> None:
     source, target, options = call
     logits = known[source]
     value, made = source.meta["example_value"], node.meta["example_value"]
-    reason = verdict(logits, value, target.meta["example_value"], devices=1)
+    reason = verdict(logits, value, target.meta["example_value"])
     if reason is None and any(len(n.users) != 1 for n in logits.chain):
         reason = "something else reads them"
     if reason is not None:

@@ -35,7 +35,13 @@ class LinearLoss(Protocol):
     """What an entry point of the group leads to."""
 
     def refused(
-        self, tokens: int, features: int, vocabulary: int, dtype: torch.dtype, devices: int
+        self,
+        tokens: int,
+        features: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+        devices: int,
+        axes: Sequence[str],
     ) -> str | None:
         """Why logits are built for a loss of these sizes; None where they need not be.
 
@@ -43,6 +49,7 @@ class LinearLoss(Protocol):
             tokens, features, vocabulary: Sizes; tokens may be symbolic.
             dtype: Of the logits.
             devices: Among which the program is divided.
+            axes: Of the mesh, that divide the layer's weights and not the batch.
         """
 
     def __call__(
@@ -188,13 +195,15 @@ def call_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, O
     return (given["input"], given["target"], options) if static else None
 
 
-def verdict(logits: Logits, value: Any, target: Any, devices: int) -> str | None:
+def verdict(
+    logits: Logits, value: Any, target: Any, devices: int = 1, axes: Sequence[str] = ()
+) -> str | None:
     """Why a loss cannot be, or need not be, computed without logits; None where it can.
 
     Args:
         logits: That it is of.
         value, target: The tensors that it is called with.
-        devices: Among which the program is divided.
+        devices, axes: See `LinearLoss.refused`.
     """
     function = offered()
     if function is None:
@@ -204,7 +213,9 @@ def verdict(logits: Logits, value: Any, target: Any, devices: int) -> str | None
     if logits.divided:
         return "they are divided by a number"
     features, vocabulary = logits.sizes
-    return function.refused(value.shape[0], features, vocabulary, logits.dtype, devices)
+    return function.refused(
+        value.shape[0], features, vocabulary, logits.dtype, devices, axes
+    )
 
 
 def without_logits(

@@ -177,14 +177,16 @@ def _prepare(
     with stage("tracing"):
         captured, runs, notes = capture_scanned(job, scan, remat)
     with stage("lowering"):
-        program = lower(captured, mesh, topology.chip.kind)
+        program, kernels = lower(captured, mesh, topology.chip.kind)
 
     def finish() -> Plan:
         with stage("compiling"):
             outcome = compile_program(program, topology, mesh)
         with stage("reading the program"):
             told = [*notes, *captured.notes]
-            return build(job, captured, topology, outcome, program, runs, told, seconds)
+            return build(
+                job, captured, topology, outcome, program, kernels, runs, told, seconds
+            )
 
     return finish
 

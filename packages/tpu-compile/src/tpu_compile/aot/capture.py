@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpu_compile.aot.losses import LeavingOutLogits
-from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec
+from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec, names_of
 from tpu_compile.aot.state import Leaf, ModelState, OptimizerState, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace, values_unknown
 
@@ -84,7 +84,8 @@ def capture(
         DataDependentError, UnsupportedOpError: See `tpu_compile.aot.trace.trace`.
         MeshError: A sharding does not fit.
     """
-    losses = LeavingOutLogits(math.prod(job.mesh.values()))
+    divided = [a for axes in batch_spec(job.batch, job.mesh)[:1] for a in names_of(axes)]
+    losses = LeavingOutLogits(math.prod(job.mesh.values()), divided)
     captured = _capture(job, runs, scanning, losses)
     if not losses.was_wrong:
         return replace(captured, notes=tuple(losses.notes))
@@ -115,6 +116,11 @@ def _capture(
             for i in state.trained():
                 own[i] = own[i].detach().requires_grad_()
         args, kwargs = call(given)
+        if isinstance(losses, LeavingOutLogits):
+            losses.axes = {
+                id(t): [a for axes in leaf.spec for a in names_of(axes)]
+                for t, leaf in zip(own, state.leaves)
+            }
         trained = {i: own[i] for i in state.trained()}
         resumed = optimizer.resumed(trained, held) if optimizer else None
         with scopes.watch(), state.swapped(own), scanning(job, state, runs, own), losses:

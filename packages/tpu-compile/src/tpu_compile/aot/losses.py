@@ -23,15 +23,18 @@ class LeavingOutLogits(TorchFunctionMode):
 
     Args:
         devices: Among which the program is divided.
+        batch: Axes of the mesh that divide the batch.
 
     Attributes:
+        axes: Those that divide each parameter, by identity.
         notes: What was decided, and why.
     """
 
-    def __init__(self, devices: int) -> None:
+    def __init__(self, devices: int, batch: Sequence[str]) -> None:
         super().__init__()
+        self.axes: dict[int, list[str]] = {}
         self.notes: list[str] = []
-        self._devices = devices
+        self._devices, self._batch = devices, batch
         # By identity: tensors that are kept alive keep theirs.
         self._known: dict[int, tuple[torch.Tensor, Logits]] = {}
         self._uses: dict[int, int] = defaultdict(int)
@@ -90,7 +93,8 @@ class LeavingOutLogits(TorchFunctionMode):
         source, target, options = call
         _, logits = self._known[id(source)]
         shape = f"The logits {list(source.shape)} of a loss"
-        reason = verdict(logits, source, target, self._devices)
+        axes = [a for a in self.axes.get(id(logits.weight), ()) if a not in self._batch]
+        reason = verdict(logits, source, target, self._devices, axes)
         if reason is not None:
             self.notes.append(f"{shape} are built: {reason}.")
             return None

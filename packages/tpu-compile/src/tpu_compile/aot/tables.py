@@ -96,6 +96,9 @@ def tables(plan: Plan) -> Iterator[Any]:
     yield _table("HBM of one device", ("what", "bytes", ""), memory_rows(plan))
     yield _table("Largest", ("shape", "bytes", "what"), largest_rows(plan))
     yield _table("A step on one device", ("what", "value"), cost_rows(plan))
+    if plan.kernels:
+        rows = [(k.op, k.implementation, str(k.calls), k.why) for k in plan.kernels]
+        yield _table("Kernels", ("op", "implementation", "calls", "why"), rows)
     if plan.cost is not None and plan.cost.collectives:
         rows = [
             (c.kind, str(c.group), str(c.count), format_bytes(c.bytes), c.module)
@@ -134,7 +137,7 @@ def sweep_table(plans: Sequence[Plan]) -> Table:
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        numeric = name in ("bytes", "value", "runs", "devices", "HBM", "of it", "MFU bound")
+        numeric = name in ("bytes", "value", "runs", "calls", "devices", "HBM", "of it", "MFU bound")
         table.add_column(name, justify="right" if numeric and i else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpu_kernels.ops.attention.blocks import LANES
 from tpu_kernels.ops.attention.flash_forward import FLOAT32, QUERY_KEY, lanes
-from tpu_kernels.ops.cross_entropy.chunked import capped, sloped
+from tpu_kernels.ops.cross_entropy.loops import capped, sloped
 
 
 @dataclass(frozen=True, slots=True)

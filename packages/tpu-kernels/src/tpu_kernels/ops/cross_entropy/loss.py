@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tpu_core.lowering.implementations import choices
@@ -16,16 +18,22 @@ class Loss:
     """See `tpu_compile.linear_loss.LinearLoss`."""
 
     def refused(
-        self, tokens: int, features: int, vocabulary: int, dtype: torch.dtype, devices: int
+        self,
+        tokens: int,
+        features: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+        devices: int,
+        axes: Sequence[str],
     ) -> str | None:
         """Why logits are built for a loss of these sizes; None where they need not be."""
         chosen = dict(choices()).get("cross_entropy")
         if chosen == "plain":
             return "the implementation 'plain' of cross_entropy is named"
-        if devices > 1:
-            return "the program is for several devices"
-        if chosen is None and tokens * vocabulary < LEAST:
-            return f"they have fewer than {LEAST:,} elements"
+        if axes:
+            return f"the weights are divided over {', '.join(axes)}, which the batch is not"
+        if chosen is None and tokens * vocabulary // devices < LEAST:
+            return f"they have fewer than {LEAST:,} elements on a device"
         return None
 
     def __call__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import MappingProxyType
 
 import jax
@@ -9,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_core.lowering.implementations import Target, target
-from tpu_kernels.ops.cross_entropy import kernels
+from tpu_kernels.ops.cross_entropy import divided, kernels
 from tpu_kernels.ops.cross_entropy.arguments import LossArguments
-from tpu_kernels.ops.cross_entropy.chunked import of_target
+from tpu_kernels.ops.cross_entropy.divided import HAS_TOKENS_DIVIDED
+from tpu_kernels.ops.cross_entropy.loops import of_target
 from tpu_kernels.ops.cross_entropy.kernels import Blocks
 from tpu_kernels.ops.cross_entropy.names import BACKWARD, FORWARD
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
-from tpu_kernels.ops.rules import ONE_DEVICE
 
 _MIB = 2**20
 # VMEM of a core, MiB, as `jax.experimental.pallas.tpu` has it, by both names that chips go by.
@@ -80,7 +81,7 @@ def forward(
     chunk: int,
     slopes: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `tpu_kernels.ops.cross_entropy.chunked.forward`, for what `PALLAS` takes."""
+    """As `tpu_kernels.ops.cross_entropy.loops.forward`, for what `PALLAS` takes."""
     sides, tokens = _blocks(hidden), hidden.shape[0]
     filled = _filled(hidden, sides)
     with calling(hidden.dtype, 2 * (1 + slopes) * filled.size * weight.shape[0]):
@@ -107,7 +108,7 @@ def backward(
     softcap: float,
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `tpu_kernels.ops.cross_entropy.chunked.backward`, for what `PALLAS` takes."""
+    """As `tpu_kernels.ops.cross_entropy.loops.backward`, for what `PALLAS` takes."""
     sides = _blocks(hidden)
     filled = _filled(hidden, sides)
     rows = [_filled(x, sides)[None] for x in (logsumexp, target.astype(np.int32), grad)]
@@ -136,11 +137,16 @@ PALLAS = Implementation(
         Rule("The layer has no bias.", lambda a, target: not a.bias),
         Rule("There is no label smoothing.", lambda a, target: a.smoothing == 0),
         Rule("No chunk is given: the kernels have blocks.", lambda a, target: a.chunk == 0),
-        ONE_DEVICE,
+        HAS_TOKENS_DIVIDED,
         Rule(
             "The chip is a TPU v4, v5e, v5p, v6e or 7x, and 128 tokens and columns fit its VMEM.",
             _fits,
         ),
     ),
-    functions=MappingProxyType({FORWARD: forward, BACKWARD: backward}),
+    functions=MappingProxyType(
+        {
+            FORWARD: functools.partial(divided.forward, forward),
+            BACKWARD: functools.partial(divided.backward, backward),
+        }
+    ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from tpu_kernels.ops.cross_entropy import chunked
+from tpu_kernels.ops.cross_entropy import loops
 from tpu_kernels.ops.cross_entropy.names import BACKWARD, FORWARD
 from tpu_kernels.ops.registry import Implementation
 
@@ -22,9 +22,9 @@ def forward(
     chunk: int,
     slopes: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `tpu_kernels.ops.cross_entropy.chunked.forward`, all columns at once."""
+    """As `tpu_kernels.ops.cross_entropy.loops.forward`, all columns at once."""
     options = (smoothing, softcap, weight.shape[0], slopes)
-    return chunked.forward(hidden, weight, target, bias, *options)
+    return loops.forward(hidden, weight, target, bias, *options)
 
 
 def backward(
@@ -38,9 +38,9 @@ def backward(
     softcap: float,
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `tpu_kernels.ops.cross_entropy.chunked.backward`, all columns at once."""
+    """As `tpu_kernels.ops.cross_entropy.loops.backward`, all columns at once."""
     given: tuple[Any, ...] = (grad, logsumexp, hidden, weight, target, bias)
-    return chunked.backward(*given, smoothing, softcap, weight.shape[0])
+    return loops.backward(*given, smoothing, softcap, weight.shape[0])
 
 
 PLAIN = Implementation(
