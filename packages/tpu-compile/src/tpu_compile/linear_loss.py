@@ -213,9 +213,7 @@ def verdict(
     if logits.divided:
         return "they are divided by a number"
     features, vocabulary = logits.sizes
-    return function.refused(
-        value.shape[0], features, vocabulary, logits.dtype, devices, axes
-    )
+    return function.refused(value.shape[0], features, vocabulary, logits.dtype, devices, axes)
 
 
 def without_logits(

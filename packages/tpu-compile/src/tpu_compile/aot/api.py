@@ -184,9 +184,7 @@ def _prepare(
             outcome = compile_program(program, topology, mesh)
         with stage("reading the program"):
             told = [*notes, *captured.notes]
-            return build(
-                job, captured, topology, outcome, program, kernels, runs, told, seconds
-            )
+            return build(job, captured, topology, outcome, program, kernels, runs, told, seconds)
 
     return finish
 

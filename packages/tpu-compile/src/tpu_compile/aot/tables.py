@@ -137,7 +137,16 @@ def sweep_table(plans: Sequence[Plan]) -> Table:
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        numeric = name in ("bytes", "value", "runs", "calls", "devices", "HBM", "of it", "MFU bound")
+        numeric = name in (
+            "bytes",
+            "value",
+            "runs",
+            "calls",
+            "devices",
+            "HBM",
+            "of it",
+            "MFU bound",
+        )
         table.add_column(name, justify="right" if numeric and i else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
