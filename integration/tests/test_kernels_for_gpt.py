@@ -1,4 +1,4 @@
-"""A GPT that says nothing of kernels, compiled for TPUs: what its attention, norms and loss become."""
+"""A GPT that says nothing of kernels, compiled for a TPU: what attention, norms and loss become."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,9 +56,9 @@ def main() -> None:
             ]
             division = Division(AbstractMesh((2, 2), AXES))
             with lowering_for(Target("cpu", 4, division=division)), jax.enable_x64(True):
-                division.learn(jax.jit(lambda *a: function(*a)).trace(*placed).lower())
+                division.learn(jax.jit(functools.partial(function)).trace(*placed).lower())
                 assert division.is_needed
-                got = jax.jit(lambda *a: function(*a))(*placed)
+                got = jax.jit(functools.partial(function))(*placed)
             for a, b in zip(got, of_cpu):
                 np.testing.assert_allclose(a, b.detach().numpy(), atol=3e-5, rtol=3e-5)
             print(implementation.name, name)

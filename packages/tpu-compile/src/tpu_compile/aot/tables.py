@@ -14,6 +14,10 @@ from tpu_compile.aot.plan import Plan
 from tpu_core.errors import format_bytes
 
 
+# Columns of numbers.
+_NUMERIC = ("bytes", "value", "runs", "calls", "devices", "HBM", "of it", "MFU bound")
+
+
 def count(n: float, unit: str) -> str:
     """A large number for people, in decimal units: ``"1.50 TFLOP"``."""
     for prefix in ("", "k", "M", "G", "T", "P"):
@@ -137,17 +141,8 @@ def sweep_table(plans: Sequence[Plan]) -> Table:
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        numeric = name in (
-            "bytes",
-            "value",
-            "runs",
-            "calls",
-            "devices",
-            "HBM",
-            "of it",
-            "MFU bound",
-        )
-        table.add_column(name, justify="right" if numeric and i else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if i and name in _NUMERIC else "left"
+        table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

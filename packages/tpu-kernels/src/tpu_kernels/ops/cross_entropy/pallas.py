@@ -13,8 +13,8 @@ from tpu_core.lowering.implementations import Target, target
 from tpu_kernels.ops.cross_entropy import divided, kernels
 from tpu_kernels.ops.cross_entropy.arguments import LossArguments
 from tpu_kernels.ops.cross_entropy.divided import HAS_TOKENS_DIVIDED
-from tpu_kernels.ops.cross_entropy.loops import of_target
 from tpu_kernels.ops.cross_entropy.kernels import Blocks
+from tpu_kernels.ops.cross_entropy.loops import of_target
 from tpu_kernels.ops.cross_entropy.names import BACKWARD, FORWARD
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
