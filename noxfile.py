@@ -32,6 +32,8 @@ BENCHMARKS = (
     *("import_time", "recording_cost", "jax_op_cost", "overlap", "models", "collectives"),
     *("scan_layers", "aot", "distributed"),
 )
+# What `tpu_aot` runs.
+TPU_AOT = tuple(f"integration/tests/test_aot_{what}.py" for what in ("models", "kernels"))
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
@@ -203,8 +205,8 @@ def slow(s: nox.Session) -> None:
     step_build(s)
     for package in PACKAGES:
         pytest(s, f"packages/{package}/tests", "-m", "slow", may_be_empty=True)
-    own = ROOT / "integration" / "tests" / "test_aot_models.py"
-    pytest(s, "integration/tests", "-m", "slow", f"--ignore={own}", may_be_empty=True)
+    others = (f"--ignore={ROOT / own}" for own in TPU_AOT)
+    pytest(s, "integration/tests", "-m", "slow", *others, may_be_empty=True)
 
 
 @session
@@ -262,9 +264,9 @@ def soak(s: nox.Session) -> None:
 
 @session
 def tpu_aot(s: nox.Session) -> None:
-    """Every model, forward and training step, compiled for v5e and tpu7x; needs no TPU."""
+    """Every model compiled for v5e and tpu7x, every kernel for all TPUs; needs no TPU."""
     prepare(s, "test", "examples")
-    pytest(s, "integration/tests/test_aot_models.py")
+    pytest(s, *TPU_AOT, workers=2)
 
 
 @session

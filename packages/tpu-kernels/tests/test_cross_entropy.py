@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tpu_kernels import linear_cross_entropy
-from tpu_kernels.cross_entropy import _gradient, _losses
+from tpu_kernels.ops.cross_entropy import loops
 
 
 def inputs(tokens: int, features: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
@@ -85,8 +85,9 @@ def test_memory_is_a_fraction_of_that_of_the_logits() -> None:
 
     def temporaries(size: int) -> int:
         def gradients(h: jax.Array, w: jax.Array, t: jax.Array) -> Any:
-            losses = _losses(h, w, t, None, 0.0, 0.0, size)
-            return losses.sum(), _gradient(jnp.ones_like(losses), h, w, t, None, 0.0, 0.0, size)[:2]
+            options = (h, w, t, None, 0.0, 0.0, size)
+            losses, sums, of_hidden = loops.forward(*options, True)
+            return losses.sum(), of_hidden, loops.backward(losses, sums, *options)[0]
 
         avals = [
             jax.ShapeDtypeStruct((tokens, features), jnp.float32),

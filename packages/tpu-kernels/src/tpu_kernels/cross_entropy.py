@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
-from jax import lax
+from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from tpu_kernels.decorator import jax_op
+from tpu_kernels.ops.cross_entropy import plain
 
-# Columns of logits at a time: wide enough for a matrix unit, few enough to stay near it.
-_CHUNK = 2048
+_forward = jax_op("tpu_kernels::linear_cross_entropy", plain.forward, differentiable=False)
+_backward = jax_op(
+    "tpu_kernels::linear_cross_entropy_backward", plain.backward, differentiable=False
+)
+
+
+@register_flop_formula(torch.ops.tpu_kernels.linear_cross_entropy)
+def _forward_flops(hidden: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """Of a model's products: logits, and the hidden states' gradient where it is wanted."""
+    wanted = bool(rest[-1])
+    return 2 * (1 + wanted) * hidden[0] * hidden[1] * int(weight[0])
+
+
+@register_flop_formula(torch.ops.tpu_kernels.linear_cross_entropy_backward)
+def _backward_flops(grad: Any, logsumexp: Any, hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Of a model's products: the weights' gradient, without the logits that it needs again."""
+    return 2 * hidden[0] * hidden[1] * int(weight[0])
 
 
 def linear_cross_entropy(
@@ -44,11 +58,12 @@ def linear_cross_entropy(
         reduction: ``"mean"`` (over the targets that count), ``"sum"`` or ``"none"``.
         label_smoothing: As of `torch.nn.functional.cross_entropy`.
         softcap: Logits are ``softcap * tanh(logits / softcap)`` unless it is 0.
-        chunk: Columns of logits at a time; the vocabulary or 2,048 unless given.
+        chunk: Columns of logits at a time; left to the implementation unless given.
         plain: Build the logits, as PyTorch does; also what is done with tensors on other devices.
 
     Returns:
         A number, or losses of the shape of ``target`` for ``"none"``, in the dtype of ``hidden``.
+        Gradients are of the first order.
 
     Raises:
         ValueError: An argument has a wrong shape or value.
@@ -68,21 +83,92 @@ def linear_cross_entropy(
             reduction=reduction,
             label_smoothing=label_smoothing,
         ).reshape(target.shape if reduction == "none" else ())
+    return wide_linear_cross_entropy(
+        hidden,
+        weight,
+        target,
+        bias,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        chunk=chunk or 0,
+    ).to(hidden.dtype)
+
+
+def wide_linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    softcap: float = 0.0,
+    chunk: int = 0,
+) -> torch.Tensor:
+    """`linear_cross_entropy` in float32, or in float64, on device ``tpu``; arguments unchecked."""
+    if torch.is_autocast_enabled("tpu"):
+        dtype = torch.get_autocast_dtype("tpu")
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
     counts = target != ignore_index
-    losses = _op(
+    needed = torch.is_grad_enabled() and hidden.requires_grad
+    losses, _, _ = _Losses.apply(
         hidden.reshape(-1, hidden.size(-1)),
         weight,
         torch.where(counts, target, 0).reshape(-1).to(torch.int32),
         bias,
         float(label_smoothing),
         float(softcap),
-        min(chunk or _CHUNK, weight.size(0)),
-    ).reshape(target.shape)
-    losses = torch.where(counts, losses, 0.0)
+        chunk,
+        needed,
+    )
+    losses = torch.where(counts, losses.reshape(target.shape), 0.0)
     if reduction == "none":
-        return losses.to(hidden.dtype)
+        return losses
     total = losses.sum()
-    return (total if reduction == "sum" else total / counts.sum()).to(hidden.dtype)
+    return total if reduction == "sum" else total / counts.sum()
+
+
+class _Losses(torch.autograd.Function):
+    """Losses and sums of rows, with the gradients by hidden states in hand."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        bias: torch.Tensor | None,
+        smoothing: float,
+        softcap: float,
+        chunk: int,
+        slopes: bool,
+    ) -> Any:
+        return _forward(hidden, weight, target, bias, smoothing, softcap, chunk, slopes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        hidden, weight, target, bias, smoothing, softcap, chunk, _ = inputs
+        _, logsumexp, slopes = output
+        ctx.mark_non_differentiable(logsumexp, slopes)
+        ctx.save_for_backward(hidden, weight, target, bias, logsumexp, slopes)
+        ctx.options = smoothing, softcap, chunk
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
+        hidden, weight, target, bias, logsumexp, slopes = ctx.saved_tensors
+        of_hidden = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_hidden = (grad[:, None] * slopes).to(hidden.dtype)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+            given = (grad, logsumexp, hidden, weight, target, bias)
+            of_weight, of_bias = _backward(*given, *ctx.options)
+        return of_hidden, of_weight, None, of_bias if bias is not None else None, *(None,) * 4
 
 
 def _check(hidden: Any, weight: Any, target: Any, bias: Any, reduction: str) -> None:
@@ -103,114 +189,3 @@ def _check(hidden: Any, weight: Any, target: Any, bias: Any, reduction: str) -> 
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"linear_cross_entropy: reduction={reduction!r}: mean, sum or none.")
-
-
-def _losses(
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
-    smoothing: float,
-    softcap: float,
-    chunk: int,
-) -> jax.Array:
-    """Loss of each row in the accumulating dtype."""
-    largest, total, picked, mean = _statistics(hidden, weight, target, bias, softcap, chunk)
-    normaliser = largest + jnp.log(total)
-    return normaliser - (1 - smoothing) * picked - smoothing * mean
-
-
-def _wide(x: jax.Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def _chunks(weight: jax.Array, bias: jax.Array | None, chunk: int) -> tuple[Any, Any, Any]:
-    """First columns, weights and biases of the chunks; the last one is filled with zeros."""
-    count = -(-weight.shape[0] // chunk)
-    missing = count * chunk - weight.shape[0]
-    bias = jnp.zeros(weight.shape[0], _wide(weight)) if bias is None else bias
-    weights = jnp.pad(weight, ((0, missing), (0, 0))).reshape(count, chunk, -1)
-    return jnp.arange(count) * chunk, weights, jnp.pad(bias, (0, missing)).reshape(count, chunk)
-
-
-def _logits(
-    hidden: jax.Array, weights: jax.Array, bias: jax.Array, softcap: float
-) -> tuple[jax.Array, Any]:
-    """Logits of a chunk, and the slope of the cap."""
-    logits = lax.dot_general(
-        hidden, weights, (((1,), (1,)), ((), ())), preferred_element_type=_wide(hidden)
-    ) + bias.astype(_wide(hidden))
-    if not softcap:
-        return logits, 1.0
-    bounded = jnp.tanh(logits / softcap)
-    return softcap * bounded, 1 - bounded * bounded
-
-
-def _statistics(
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
-    softcap: float,
-    chunk: int,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Of each row's logits: the largest, the sum of exponentials below it, target's, and mean."""
-    size = weight.shape[0]
-
-    def step(carry: Any, part: Any) -> tuple[Any, None]:
-        largest, total, picked, summed = carry
-        first, weights, biases = part
-        logits, _ = _logits(hidden, weights, biases, softcap)
-        columns = first + jnp.arange(chunk)
-        inside = columns < size
-        above = jnp.maximum(largest, jnp.where(inside, logits, -jnp.inf).max(1))
-        exponentials = jnp.where(inside, jnp.exp(logits - above[:, None]), 0)
-        total = total * jnp.exp(largest - above) + exponentials.sum(1)
-        picked = picked + jnp.where(columns == target[:, None], logits, 0).sum(1)
-        return (above, total, picked, summed + jnp.where(inside, logits, 0).sum(1)), None
-
-    zero = jnp.zeros(hidden.shape[0], _wide(hidden))
-    start = (jnp.full_like(zero, -jnp.inf), zero, zero, zero)
-    (largest, total, picked, summed), _ = lax.scan(step, start, _chunks(weight, bias, chunk))
-    return largest, total, picked, summed / size
-
-
-def _gradient(
-    grad: jax.Array,
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
-    smoothing: float,
-    softcap: float,
-    chunk: int,
-) -> tuple[Any, ...]:
-    largest, total, _, _ = _statistics(hidden, weight, target, bias, softcap, chunk)
-    size = weight.shape[0]
-
-    def step(grad_hidden: Any, part: Any) -> tuple[Any, Any]:
-        first, weights, biases = part
-        logits, slope = _logits(hidden, weights, biases, softcap)
-        columns = first + jnp.arange(chunk)
-        share = jnp.exp(logits - largest[:, None]) / total[:, None]
-        share = share - (1 - smoothing) * (columns == target[:, None]) - smoothing / size
-        share = jnp.where(columns < size, share * grad[:, None] * slope, 0)
-        low = share.astype(hidden.dtype)
-        into = functools.partial(lax.dot_general, preferred_element_type=_wide(hidden))
-        grad_weights = into(low, hidden, (((0,), (0,)), ((), ()))).astype(weight.dtype)
-        grad_hidden = grad_hidden + into(low, weights, (((1,), (0,)), ((), ())))
-        return grad_hidden, (grad_weights, share.sum(0))
-
-    start = jnp.zeros(hidden.shape, _wide(hidden))
-    grad_hidden, (grad_weight, grad_bias) = lax.scan(step, start, _chunks(weight, bias, chunk))
-    return (
-        grad_hidden.astype(hidden.dtype),
-        grad_weight.reshape(-1, weight.shape[1])[:size],
-        None,
-        None if bias is None else grad_bias.reshape(-1)[:size].astype(bias.dtype),
-    )
-
-
-_op = jax_op(
-    "tpu_kernels::linear_cross_entropy", _losses, backward=_gradient, cast_inputs=torch.bfloat16
-)

@@ -181,13 +181,14 @@ def _prepare(
     with stage("tracing"):
         captured, runs, notes = capture_scanned(job, scan, remat)
     with stage("lowering"):
-        program = lower(captured, mesh, topology.chip.kind)
+        program, kernels = lower(captured, mesh, topology.chip.kind)
 
     def finish() -> Plan:
         with stage("compiling"):
             outcome = compile_program(program, topology, mesh)
         with stage("reading the program"):
-            return build(job, captured, topology, outcome, program, runs, notes, seconds)
+            told = [*notes, *captured.notes]
+            return build(job, captured, topology, outcome, program, kernels, runs, told, seconds)
 
     return finish
 

@@ -14,7 +14,7 @@ from tpu_compile.aot import costs, hlo
 from tpu_compile.aot.advice import advise
 from tpu_compile.aot.capture import Captured, Job
 from tpu_compile.aot.chips import Topology
-from tpu_compile.aot.plan import Input, Memory, Plan, Temporary
+from tpu_compile.aot.plan import Input, KernelUse, Memory, Plan, Temporary
 from tpu_compile.aot.process import Outcome
 from tpu_compile.aot.scan import scans_of
 from tpu_compile.aot.sharding import shard_shape
@@ -39,6 +39,7 @@ def build(
     topology: Topology,
     outcome: Outcome,
     stablehlo: bytes,
+    kernels: Sequence[KernelUse],
     runs: Sequence[Run],
     notes: Sequence[str],
     seconds: Mapping[str, float],
@@ -81,6 +82,7 @@ def build(
         roofline=line,
         model_flops=model_flops,
         mfu=mfu,
+        kernels=tuple(kernels),
         scanned=tuple((run.label, len(run.names)) for run in runs),
         notes=tuple(notes),
         advice=tuple(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tpu_compile.aot.losses import LeavingOutLogits
 from tpu_compile.aot.parallelism import FullyShard, placements_as_annotations
-from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec
+from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec, names_of
 from tpu_compile.aot.state import Leaf, ModelState, OptimizerState, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace, values_unknown
 
@@ -56,12 +58,14 @@ class Captured:
         inputs: What each placeholder is.
         outputs: Name of each result.
         aliases: For inputs that an output replaces (parameters, state), the output.
+        notes: What was decided, and why.
     """
 
     graph: GraphModule
     inputs: list[Leaf]
     outputs: list[str]
     aliases: dict[int, int]
+    notes: tuple[str, ...] = ()
 
 
 Scanning = Callable[..., AbstractContextManager[None]]
@@ -81,6 +85,21 @@ def capture(
         DataDependentError, UnsupportedOpError: See `tpu_compile.aot.trace.trace`.
         MeshError: A sharding does not fit.
     """
+    divided = [a for axes in batch_spec(job.batch, job.mesh)[:1] for a in names_of(axes)]
+    losses = LeavingOutLogits(math.prod(job.mesh.values()), divided)
+    captured = _capture(job, runs, scanning, losses)
+    if not losses.was_wrong:
+        return replace(captured, notes=tuple(losses.notes))
+    note = "The logits of a loss are built: something else reads them."
+    return replace(_capture(job, runs, scanning, nullcontext()), notes=(note,))
+
+
+def _capture(
+    job: Job,
+    runs: Sequence[Run],
+    scanning: Scanning,
+    losses: LeavingOutLogits | nullcontext[None],
+) -> Captured:
     mode = fake_mode()
     state = ModelState(job.model, job.shardings, job.mesh, runs)
     scopes = Scopes(job.model)
@@ -99,6 +118,11 @@ def capture(
             for i in state.trained():
                 own[i] = own[i].detach().requires_grad_()
         args, kwargs = call(given)
+        if isinstance(losses, LeavingOutLogits):
+            losses.axes = {
+                id(t): [a for axes in leaf.spec for a in names_of(axes)]
+                for t, leaf in zip(own, state.leaves)
+            }
         trained = {i: own[i] for i in state.trained()}
         resumed = optimizer.resumed(trained, held) if optimizer else None
         with (
@@ -107,6 +131,7 @@ def capture(
             placements_as_annotations(job.model),
             state.swapped(own),
             scanning(job, state, runs, own, sharded),
+            losses,
         ):
             if not job.trains:
                 with torch.no_grad():
@@ -128,6 +153,8 @@ def capture(
                 if resumed is not None:
                     OptimizerState.step(resumed)
             after = _buffers_after(state, own)
+            if isinstance(losses, LeavingOutLogits):
+                losses.returns((results, after))
         if resumed is not None and optimizer is not None:
             for i, p in trained.items():
                 after[state.leaves[i].name] = p.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,18 +13,21 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tpu_compile.aot.annotations import over, scope
 from tpu_compile.aot.capture import Captured
+from tpu_compile.aot.plan import KernelUse
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.lookup import lowering_of
 from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target, Use, lowering_for, noting
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
 
 
-def lower(captured: Captured, mesh: Mapping[str, int], kind: str) -> bytes:
-    """StableHLO bytecode of a program; its last input is the random seed.
+def lower(
+    captured: Captured, mesh: Mapping[str, int], kind: str
+) -> tuple[bytes, tuple[KernelUse, ...]]:
+    """StableHLO bytecode of a program, and its kernels; its last input is the random seed.
 
     Args:
         captured: The program.
@@ -47,15 +51,18 @@ def lower(captured: Captured, mesh: Mapping[str, int], kind: str) -> bytes:
     def main(*arrays: jax.Array) -> list[jax.Array]:
         return run_graph(captured.graph, arrays[:-1], arrays[-1], entry_of=lowering_of, scope=scope)
 
-    def lowered() -> Any:
+    def lowered() -> tuple[Any, list[Use]]:
         function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)
-        return function.trace(*avals).lower(lowering_platforms=("tpu",))
+        with noting() as uses:
+            return function.trace(*avals).lower(lowering_platforms=("tpu",)), uses
 
     division = Division(abstract) if abstract.size > 1 else None
     here = lowering_for(Target("tpu", abstract.size, kind, division))
     with over(abstract), here, jax.enable_x64(True), kernel_errors.told():
-        made = lowered()
+        made, uses = lowered()
         if division is not None and division.is_needed:
             division.learn(made)
-            made = lowered()
-    return located_bytes(made, captured.aliases)
+            made, uses = lowered()
+    counted = Counter(uses)
+    kernels = (KernelUse(u.kernel, u.implementation, n, u.why) for u, n in counted.items())
+    return located_bytes(made, captured.aliases), tuple(kernels)

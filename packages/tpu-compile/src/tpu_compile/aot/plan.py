@@ -52,6 +52,23 @@ class Temporary:
 
 
 @dataclass(frozen=True)
+class KernelUse:
+    """An op of which there are several implementations: the one that was chosen.
+
+    Attributes:
+        op: As `tpu_kernels.using` names it.
+        implementation: Which one.
+        calls: In the program's text: what is in a loop counts once.
+        why: Why it is not the one that would be tried first, or empty.
+    """
+
+    op: str
+    implementation: str
+    calls: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Memory:
     """HBM of one device, bytes.
 
@@ -100,6 +117,7 @@ class Plan:
         model_flops: Operations of the model's products in a step, on all devices together, without
             what is computed twice.
         mfu: Bound on the share of the devices' peak that they can reach.
+        kernels: The implementations of ops that have several.
         scanned: Layers compiled as one: name and number.
         notes: What was decided, and why.
         advice: What would make it smaller or faster.
@@ -122,6 +140,7 @@ class Plan:
     roofline: Roofline | None
     model_flops: float
     mfu: float | None
+    kernels: tuple[KernelUse, ...]
     scanned: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]
     advice: tuple[str, ...]
@@ -145,6 +164,7 @@ class Plan:
             if k not in programs
         }
         made["inputs"] = [asdict(i) for i in self.inputs]
+        made["kernels"] = [asdict(k) for k in self.kernels]
         made["memory"] |= {"fits": self.fits, "missing": self.memory.missing}
         if self.roofline is not None:
             made["roofline"] |= {"step": self.roofline.step, "bound": self.roofline.bound}

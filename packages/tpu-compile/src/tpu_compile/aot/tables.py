@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
@@ -12,6 +12,9 @@ from rich.text import Text
 
 from tpu_compile.aot.plan import Plan
 from tpu_core.errors import format_bytes
+
+# Columns of numbers.
+_NUMERIC = ("bytes", "value", "runs", "calls", "devices", "HBM", "of it", "MFU bound")
 
 
 def count(n: float, unit: str) -> str:
@@ -96,6 +99,9 @@ def tables(plan: Plan) -> Iterator[Any]:
     yield _table("HBM of one device", ("what", "bytes", ""), memory_rows(plan))
     yield _table("Largest", ("shape", "bytes", "what"), largest_rows(plan))
     yield _table("A step on one device", ("what", "value"), cost_rows(plan))
+    if plan.kernels:
+        rows = [(k.op, k.implementation, str(k.calls), k.why) for k in plan.kernels]
+        yield _table("Kernels", ("op", "implementation", "calls", "why"), rows)
     if plan.cost is not None and plan.cost.collectives:
         rows = [
             (c.kind, str(c.group), str(c.count), format_bytes(c.bytes), c.module)
@@ -134,8 +140,8 @@ def sweep_table(plans: Sequence[Plan]) -> Table:
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        numeric = name in ("bytes", "value", "runs", "devices", "HBM", "of it", "MFU bound")
-        table.add_column(name, justify="right" if numeric and i else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if i and name in _NUMERIC else "left"
+        table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

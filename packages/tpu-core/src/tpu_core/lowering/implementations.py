@@ -71,8 +71,24 @@ class Kernel(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A call that an implementation of a kernel was chosen for.
+
+    Attributes:
+        kernel: Name of the op.
+        implementation: Which one.
+        why: Why it is not one that would be tried before it; empty where none would be.
+    """
+
+    kernel: str
+    implementation: str
+    why: str = ""
+
+
 _target: ContextVar[Target | None] = ContextVar("tpu_lowering_target", default=None)
 _recorded: ContextVar[Choices | None] = ContextVar("tpu_recorded_choices", default=None)
+_uses: ContextVar[list[Use] | None] = ContextVar("tpu_uses_of_kernels", default=None)
 _of_process: Choices = ()
 
 
@@ -97,6 +113,30 @@ def lowering_for(target: Target) -> Iterator[None]:
         yield
     finally:
         _target.reset(token)
+
+
+@contextmanager
+def noting() -> Iterator[list[Use]]:
+    """A list to which the uses of kernels in the block are added, for reports.
+
+    Example:
+        >>> with noting() as uses:
+        ...     jax.jit(f).trace(x).lower()
+        >>> uses
+        [Use(kernel='attention', implementation='pallas', why='')]
+    """
+    uses: list[Use] = []
+    token = _uses.set(uses)
+    try:
+        yield uses
+    finally:
+        _uses.reset(token)
+
+
+def note(use: Use) -> None:
+    """Say which implementation was chosen; called by kernels."""
+    if (uses := _uses.get()) is not None:
+        uses.append(use)
 
 
 def choices() -> Choices:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from tpu_core.errors import KernelRuleError
-from tpu_core.lowering.implementations import Target
+from tpu_core.lowering.implementations import Target, Use, note
 
 
 class Arguments(Protocol):
@@ -131,4 +131,17 @@ class Op:
     ) -> Callable[..., Any] | None:
         """See `tpu_core.lowering.implementations.Kernel`."""
         arguments = self.bind[overload](*args, **kwargs)
-        return self.select(arguments, target, choice).functions.get(overload)
+        found = self.select(arguments, target, choice)
+        why = "it is named" if choice else self._why_not_before(found, arguments, target)
+        note(Use(self.name, found.name, why))
+        return found.functions.get(overload)
+
+    def _why_not_before(self, found: Implementation, arguments: Arguments, target: Target) -> str:
+        """The rules of those implementations that would be tried before another one."""
+        before = self.implementations[: self.implementations.index(found)]
+        rules = [
+            f"{i.name}: {i.broken(arguments, target)}"
+            for i in before
+            if not i.platforms or target.platform in i.platforms
+        ]
+        return " ".join(rules)

@@ -1,0 +1,202 @@
+"""Losses as models spell them, compiled: without logits, with the values of PyTorch's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import tpu_compile
+import tpu_kernels
+
+TOKENS, FEATURES, VOCABULARY = 6, 16, 40
+Loss = Callable[[torch.Tensor, nn.Linear, torch.Tensor], torch.Tensor]
+
+
+def flattened(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(head(x).view(-1, VOCABULARY), y.view(-1))
+
+
+def upcast(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x, head.weight)
+    return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum")
+
+
+def shifted(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = head(x)[..., :-1, :].contiguous()
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), y[..., 1:].reshape(-1))
+
+
+def smoothed(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none", ignore_index=3)
+    return loss(head(x).reshape(-1, VOCABULARY), y.clamp(0).reshape(-1)).mean()
+
+
+def capped(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = torch.tanh(head(x) / 2.0) * 2.0
+    return F.cross_entropy(logits[:, 1:].flatten(0, 1), y[:, 1:].flatten())
+
+
+def of_transformers(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    return ForCausalLMLoss(head(x), y, VOCABULARY, num_items_in_batch=torch.tensor(7.0))
+
+
+def under_autocast(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        logits = head(x)
+    return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+
+
+def with_a_second_reader(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = head(x).flatten(0, 1)
+    return F.cross_entropy(logits, y.flatten()) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
+def of_sliced_columns(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(head(x)[..., : VOCABULARY - 1].flatten(0, 1), y.flatten() % 30)
+
+
+def with_class_weights(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    weights = torch.linspace(1, 2, VOCABULARY, device=x.device)
+    return F.cross_entropy(head(x).flatten(0, 1), y.flatten(), weights)
+
+
+def of_a_part(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy((head(x) / 4.0).flatten(0, 1), y.flatten())
+
+
+def gradients(
+    device: str, loss: Loss, bias: bool, compiled: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    head = nn.Linear(FEATURES, VOCABULARY, bias=bias)
+    x, y = torch.randn(2, TOKENS, FEATURES), torch.randint(VOCABULARY, (2, TOKENS))
+    y[0, 2] = -100
+    head, x, y = head.to(device), x.to(device).requires_grad_(), y.to(device)
+    torch.compiler.reset()  # what was compiled with another choice stays
+    function = torch.compile(loss, fullgraph=True) if compiled else loss
+    value = function(x, head, y)
+    value.backward()
+    found = [x.grad, *(p.grad for p in head.parameters())]
+    return value.detach().cpu(), [g.cpu() for g in found if g is not None]
+
+
+def check(loss: Loss, bias: bool, bound: float = 1e-5) -> None:
+    value, grads = gradients("tpu", loss, bias, compiled=True)
+    expected, of_cpu = gradients("cpu", loss, bias, compiled=False)
+    assert value.dtype == expected.dtype
+    torch.testing.assert_close([value, *grads], [expected, *of_cpu], rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("loss", "bias", "bound"),
+    [
+        (flattened, True, 1e-5),
+        (upcast, False, 1e-5),
+        (shifted, False, 1e-5),
+        (smoothed, True, 1e-5),
+        (capped, False, 1e-5),
+        (of_transformers, False, 1e-5),
+        (under_autocast, False, 2e-2),  # products of bfloat16; the CPU rounds the logits, too
+    ],
+)
+def test_compiled_losses_need_no_logits(
+    loss: Loss, bias: bool, bound: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tpu_compile")
+    with tpu_kernels.using(cross_entropy="chunked"):
+        check(loss, bias, bound)
+    assert "are not built" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (with_a_second_reader, "something else reads them"),
+        (of_a_part, "divided by a number"),
+        (of_sliced_columns, ""),
+        (with_class_weights, ""),
+    ],
+)
+def test_logits_that_are_needed_are_built(
+    loss: Loss, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tpu_compile")
+    with tpu_kernels.using(cross_entropy="chunked"):
+        check(loss, bias=False)
+    assert "are not built" not in caplog.text and reason in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [({}, "fewer than"), ({"cross_entropy": "plain"}, "'plain' of cross_entropy is named")],
+)
+def test_small_logits_are_built(
+    chosen: dict[str, str], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tpu_compile")
+    with tpu_kernels.using(**chosen):
+        check(flattened, bias=True)
+    assert reason in caplog.text
+
+
+class Head(nn.Module):
+    """The end of a language model of a realistic size."""
+
+    def __init__(self, features: int, vocabulary: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(features))
+        self.head = nn.Linear(features, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.scale)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x).float(), y)
+
+
+def step_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    logits = model(x)
+    loss = F.cross_entropy(logits.float(), y)
+    loss.backward()
+    return loss, logits
+
+
+def plan_of(tokens: int, features: int, vocabulary: int, **options: Any) -> tpu_compile.aot.Plan:
+    with torch.device("meta"):
+        model = Head(features, vocabulary).bfloat16()
+        x = torch.empty(tokens, features, dtype=torch.bfloat16)
+        y = torch.empty(tokens, dtype=torch.int64)
+    return tpu_compile.aot(model, (x, y), topology="v5e:1x1", **options)
+
+
+def test_a_program_for_a_tpu_never_has_the_logits() -> None:
+    tokens, features, vocabulary = 16384, 512, 32000
+    with tpu_kernels.using(cross_entropy="plain"):
+        plain = plan_of(tokens, features, vocabulary, loss=loss_of)
+    kernels = plan_of(tokens, features, vocabulary, loss=loss_of)
+    assert kernels.memory.temporaries is not None and plain.memory.temporaries is not None
+    assert plain.memory.temporaries >= tokens * vocabulary * 2
+    assert kernels.memory.temporaries <= 0.2 * plain.memory.temporaries
+    assert kernels.cost is not None and plain.cost is not None
+    assert kernels.cost.hbm_bytes <= 0.2 * plain.cost.hbm_bytes
+    # Forward, the gradient of hidden states with it, and weights' with the logits once more.
+    product = 2 * tokens * features * vocabulary
+    assert plain.cost.product_flops == 3 * product and kernels.cost.product_flops == 4 * product
+    assert kernels.model_flops == plain.model_flops
+    assert any("are not built" in note for note in kernels.notes)
+    assert any("'plain' of cross_entropy is named" in note for note in plain.notes)
+
+
+def test_logits_that_a_step_returns_are_built() -> None:
+    with tpu_kernels.using(cross_entropy="chunked"):
+        plan = plan_of(256, 128, 1024, step=step_of)
+    assert "The logits of a loss are built: something else reads them." in plan.notes

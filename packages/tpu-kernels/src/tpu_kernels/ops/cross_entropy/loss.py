@@ -1,0 +1,64 @@
+"""The loss of a model as it is written, for `tpu_compile` to take in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tpu_core.lowering.implementations import choices
+from tpu_kernels.cross_entropy import wide_linear_cross_entropy
+
+# Elements of the logits from which on they are not built. Computing them twice takes a third more
+# time in the matrix unit; what it saves is memory, and below half a gigabyte that is little.
+LEAST = 2**28
+
+
+class Loss:
+    """See `tpu_compile.linear_loss.LinearLoss`."""
+
+    def refused(
+        self,
+        tokens: int,
+        features: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+        devices: int,
+        axes: Sequence[str],
+    ) -> str | None:
+        """Why logits are built for a loss of these sizes; None where they need not be."""
+        chosen = dict(choices()).get("cross_entropy")
+        if chosen == "plain":
+            return "the implementation 'plain' of cross_entropy is named"
+        if axes:
+            return f"the weights are divided over {', '.join(axes)}, which the batch is not"
+        if chosen is None and tokens * vocabulary // devices < LEAST:
+            return f"they have fewer than {LEAST:,} elements on a device"
+        return None
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+        softcap: float,
+    ) -> torch.Tensor:
+        """`tpu_kernels.linear_cross_entropy` in the dtype of its sums."""
+        return wide_linear_cross_entropy(
+            hidden,
+            weight,
+            target,
+            bias,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            softcap=softcap,
+        )
+
+
+LOSS = Loss()
