@@ -215,6 +215,21 @@ def case_a_rank_that_does_not_come() -> None:
     dist.monitored_barrier(dist.new_group(backend="gloo"), timedelta(seconds=30))
 
 
+def case_events() -> None:
+    x = torch.full((7,), 1.0 + RANK, device=DEVICE)
+    with torch.tpu.device(DEVICE), tpu_distributed.spmd():
+        before = started()
+        y = x * 2
+        event = torch.Event("tpu")
+        event.record()
+        dist.all_reduce(y)
+        assert started() == before  # it cuts when somebody asks for it
+        event.synchronize()
+        assert started() == before + 1
+        assert event.query()
+    assert y.tolist() == [2 * TOTAL] * 7
+
+
 def case_groups() -> None:
     halves = dist.new_group(list(range(SIZE)))
     with tpu_distributed.spmd():

@@ -266,6 +266,7 @@ class Group:
             self._is_open = False
             if wait:
                 recorded.run_recorded()
+            recorded.forget(self)
             SENDER.stop(wait)
 
     def agree(self, call: Call, timeout: float | None = None) -> Record:

@@ -102,6 +102,14 @@ def run_recorded() -> None:
         _drop_run()
 
 
+def forget(group: Group) -> None:
+    """Keep nothing of a group that has ended, once what was recorded has run."""
+    label = group.control.label
+    if GROUPS.get(label) is group:
+        for key in [key for key in _RECORDED if key[1] == label]:
+            del _RECORDED[key]
+
+
 class Stalls:
     """Runs recorded collectives of a process that has stopped to record.
 

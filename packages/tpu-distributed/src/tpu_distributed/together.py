@@ -77,7 +77,7 @@ class Together:
 
     def __init__(self, segment: Segment, nodes: Sequence[Node]) -> None:
         self._nodes, self._key = nodes, segment.key
-        self._recorded = [recorded_of(node) for node in nodes]
+        self._calls = [recorded_of(node).call for node in nodes]
         self._ops = described(segment)
         self._device = runtime.runtime().client.devices[segment.device]
         program = f"{segment.key} {implementations.sources()}"
@@ -125,7 +125,7 @@ class Together:
         return list(results)
 
     def _called(self, control: Control, index: int) -> Record:
-        record = control.called(self._recorded[index].call)
+        record = control.called(self._calls[index])
         record.line = self._nodes[index].line or record.line
         return record
 
