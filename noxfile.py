@@ -203,8 +203,9 @@ def slow(s: nox.Session) -> None:
     step_build(s)
     for package in PACKAGES:
         pytest(s, f"packages/{package}/tests", "-m", "slow", may_be_empty=True)
-    own = ROOT / "integration" / "tests" / "test_aot_models.py"
-    pytest(s, "integration/tests", "-m", "slow", f"--ignore={own}", may_be_empty=True)
+    tests = ROOT / "integration" / "tests"
+    own = [f"--ignore={tests / name}.py" for name in ("test_aot_models", "test_aot_distributed")]
+    pytest(s, "integration/tests", "-m", "slow", *own, may_be_empty=True)
 
 
 @session
@@ -262,9 +263,9 @@ def soak(s: nox.Session) -> None:
 
 @session
 def tpu_aot(s: nox.Session) -> None:
-    """Every model, forward and training step, compiled for v5e and tpu7x; needs no TPU."""
+    """Every model, and steps divided over pods, compiled for TPUs; needs none."""
     prepare(s, "test", "examples")
-    pytest(s, "integration/tests/test_aot_models.py")
+    pytest(s, "integration/tests/test_aot_models.py", "integration/tests/test_aot_distributed.py")
 
 
 @session
