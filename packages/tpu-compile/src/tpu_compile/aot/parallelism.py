@@ -42,7 +42,7 @@ def mesh_of(model: Module) -> dict[str, int] | None:
     Raises:
         MeshError: There are several, or its axes have no names.
     """
-    roots = {}
+    roots: dict[Any, str] = {}
     for name, p in model.named_parameters():
         if isinstance(p, DTensor):
             roots.setdefault(p.device_mesh._get_root_mesh(), name)
