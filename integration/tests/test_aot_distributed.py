@@ -18,7 +18,9 @@ CASES = [
     for topology in ("v5e:16x16", "v5p:8x8x8", "tpu7x:4x4x4")
     for program in ("ddp", "fsdp2", "hsdp", "tp", "sp", "fsdp2+tp")
 ]
-# Of what is intended, in bytes. Gradients of 16 bits may be summed in 32.
+# Of what is intended, in bytes. Sums of 16 bits may be scattered in 32; XLA uses a gathered value
+# twice where it can, and sums small gradients over all devices at once.
+_LEAST = 0.8
 _MOST = {"all-gather": 1.1, "all-reduce": 2.1, "reduce-scatter": 2.2}
 
 
@@ -39,5 +41,5 @@ def test_the_collectives_are_those_intended(program: str, topology: str, tmp_pat
             # than a tile a chip in the same way.
             assert ("all-reduce", axis) in found
             continue
-        assert 0.9 < found[kind, axis] / wanted["bytes"] < _MOST[kind], (kind, axis)
+        assert _LEAST < found[kind, axis] / wanted["bytes"] < _MOST[kind], (kind, axis)
     assert not any(c["kind"] == "all-to-all" for c in result["collectives"])
