@@ -33,7 +33,7 @@ BENCHMARKS = (
     *("scan_layers", "aot", "distributed"),
 )
 # What `tpu_aot` runs.
-TPU_AOT = tuple(f"integration/tests/test_aot_{what}.py" for what in ("models", "kernels"))
+TPU_AOT = tuple(f"integration/tests/test_aot_{what}.py" for what in ("models", "kernels", "distributed"))
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
@@ -264,7 +264,7 @@ def soak(s: nox.Session) -> None:
 
 @session
 def tpu_aot(s: nox.Session) -> None:
-    """Every model compiled for v5e and tpu7x, every kernel for all TPUs; needs no TPU."""
+    """Every model, every kernel and steps divided over pods, compiled for TPUs; needs none."""
     prepare(s, "test", "examples")
     pytest(s, *TPU_AOT, workers=2)
 

@@ -58,7 +58,9 @@ def tensor_parallel(model: Any, mesh: Any, sequence: bool) -> None:
         scattered = RowwiseParallel(output_layouts=part)
         plan |= {
             **{"norm1": SequenceParallel(), "norm2": SequenceParallel()},
-            "attention": PrepareModuleInput(input_layouts=part, desired_input_layouts=whole),
+            "attention": PrepareModuleInput(  # beside its input a cache and a position
+                input_layouts=(part, None, None), desired_input_layouts=(whole, None, None)
+            ),
             **{"attention.proj": scattered, "down": scattered},
             "up": ColwiseParallel(input_layouts=part),
         }

@@ -300,3 +300,24 @@ def test_a_collective_that_runs_beside_others_is_counted_once() -> None:
     )
     (found,) = analyse(parse(text), {}).collectives
     assert (found.count, found.bytes, found.group) == (1, 8 * 128 * 4, 4)
+
+
+def test_a_collective_on_the_sparse_cores_is_counted() -> None:
+    text = (
+        "%called (p: bf16[64,128], t: token[]) -> bf16[16,128] {\n"
+        "  %t = token[] parameter(1)\n  %p = bf16[64,128]{1,0} parameter(0)\n"
+        "  ROOT %r = bf16[16,128]{1,0} reduce-scatter(%p), replica_groups={{0,1,2,3}}, "
+        'dimensions={0}, to_apply=%add\n}, execution_thread="sparsecore"\n\n'
+        "ENTRY %main (x: bf16[64,128]) -> bf16[16,128] {\n"
+        "  %x = bf16[64,128]{1,0} parameter(0)\n"
+        "  %s = ((bf16[64,128]{1,0}, token[]), bf16[16,128]{1,0}) call-start(%x), "
+        'async_execution_thread="sparsecore", to_apply=%called\n'
+        "  ROOT %d = bf16[16,128]{1,0} call-done(%s)\n}\n"
+    )
+    (found,) = analyse(parse(text), {}).collectives
+    assert (found.kind, found.count, found.bytes, found.group) == (
+        "reduce-scatter",
+        1,
+        16 * 128 * 2,
+        4,
+    )

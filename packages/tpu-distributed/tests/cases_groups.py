@@ -78,3 +78,4 @@ def case_split_group() -> None:
     # Last: PyTorch names later groups by how many a rank has, so that names differ from here on.
     first = dist.split_group(split_ranks=[[0]])
     assert (first is None) == (RANK > 0)
+    dist.barrier()  # rank 0 has the store that the others are still reading

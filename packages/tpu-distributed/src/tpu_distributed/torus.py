@@ -49,5 +49,6 @@ def order_of(devices: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:
         from tpu_core.pjrt.topologies import ordered  # jax's meshes take long to import
 
         rank = {device.id: i for i, device in enumerate(devices)}
-        ranks = torch.tensor([rank[d.id] for d in ordered(devices, tuple(sizes)).flat])
+        placed: list[Any] = ordered(devices, tuple(sizes)).ravel().tolist()
+        ranks = torch.tensor([rank[device.id] for device in placed])
     return ranks.reshape(tuple(sizes))

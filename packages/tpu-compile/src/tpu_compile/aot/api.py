@@ -40,11 +40,14 @@ def aot(
     forward and backward, with an optimizer the whole training step.
 
     Args:
-        model: The model, in the mode (`train` or `eval`) that it is to run in.
+        model: The model, in the mode (`train` or `eval`) that it is to run in; also one under
+            `DistributedDataParallel`, `fully_shard` or `parallelize_module`, whose hooks then do
+            not communicate, but say how tensors are divided.
         example_args: Its inputs: positional ones, or a mapping of keyword ones.
         topology: Generation and chips, ``"v5e:2x2"``, ``"v5p:4x4x4"``, ``"tpu7x:2x2x1"``.
-        mesh: Size of each axis; one axis ``data`` over all devices by default. The sizes multiply
-            to the number of devices: v2, v3, v4 and tpu7x have two a chip.
+        mesh: Size of each axis; that of the model's DTensors, or one axis ``data`` over all devices
+            by default. The sizes multiply to the number of devices: v2, v3, v4 and tpu7x have two a
+            chip.
         shardings: How parameters and buffers are divided: a mapping of patterns of names to an
             axis a dimension (``{"*.up.weight": ("model", None)}``) or to placements by axis
             (``{"*": {"data": Shard(0)}}``), or a function such as `fsdp`. DTensors bring their own.

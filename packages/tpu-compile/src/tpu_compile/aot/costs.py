@@ -21,7 +21,7 @@ from tpu_core.lowering.kernel_costs import SCOPE
 # What takes no memory traffic of its own.
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"),
-    *("call", "after-all", "partition-id", "replica-id", "opt-barrier", "iota"),
+    *("call", "call-start", "after-all", "partition-id", "replica-id", "opt-barrier", "iota"),
     *("async-start", "async-update", "async-done", "copy-done", "slice-done"),
 }
 _COLLECTIVES = (

@@ -91,4 +91,4 @@ def _lower(x: jax.Array, division: str) -> jax.Array:
 
 def is_open(node: Node) -> bool:
     """Whether a node of a graph says how a tensor is divided, and leaves something to XLA."""
-    return str(node.target) == _NAME and not json.loads(node.args[1])["is_closed"]
+    return str(node.target) == _NAME and not json.loads(str(node.args[1]))["is_closed"]

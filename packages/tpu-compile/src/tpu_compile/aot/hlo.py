@@ -133,7 +133,7 @@ class Module:
             body, condition = instruction.computation("body"), instruction.computation("condition")
             if body and condition:
                 yield body, self.trip_count(condition)
-        elif instruction.opcode in ("call", "async-start"):
+        elif instruction.opcode in ("call", "call-start", "async-start"):
             callee = instruction.computation("to_apply") or instruction.computation("calls")
             if callee:
                 yield callee, 1

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn import Module
 from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +27,6 @@ from tpu_compile.aot import divided
 from tpu_compile.aot.sharding import Spec, axis_names, names_of, placed
 from tpu_core.errors import MeshError
 
-Module = torch.nn.Module
 # Mesh of the module whose hook runs: a redistribution says placements alone.
 _hook_mesh: ContextVar[Any] = ContextVar("hook_mesh", default=None)
 
@@ -42,7 +42,7 @@ def mesh_of(model: Module) -> dict[str, int] | None:
     Raises:
         MeshError: There are several, or its axes have no names.
     """
-    roots = {}
+    roots: dict[Any, str] = {}
     for name, p in model.named_parameters():
         if isinstance(p, DTensor):
             roots.setdefault(p.device_mesh._get_root_mesh(), name)

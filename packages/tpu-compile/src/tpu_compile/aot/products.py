@@ -45,7 +45,8 @@ def keep_rows(graph: GraphModule) -> None:
         before = node.args[0]
         if not isinstance(before, Node) or before.target not in _VIEWS:
             continue
-        rows = before.args[0].meta["val"].shape
+        source = before.all_input_nodes[0]
+        rows = source.meta["val"].shape
         if rows[-1] != before.meta["val"].shape[-1] or len(rows) < 3:
             continue
         wide = (*rows[:-1], node.meta["val"].shape[-1])
@@ -55,7 +56,7 @@ def keep_rows(graph: GraphModule) -> None:
         dtype = _narrowed(behind)
         with graph.graph.inserting_before(node):
             made = graph.graph.call_function(
-                torch.ops.tpu_compile.mm_of_rows.default, (before.args[0], node.args[1], dtype)
+                torch.ops.tpu_compile.mm_of_rows.default, (source, node.args[1], dtype)
             )
         made.meta = {**node.meta, "val": behind[0].meta["val"].to(dtype)}
         for view in behind:
