@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -260,3 +263,26 @@ def test_nan_in_a_gradient_under_debug_mode() -> None:
         pytest.raises(NonFiniteError, match=r"op\d+_backward.default produced 2 NaN of 2 values"),
     ):
         backward([torch.zeros_like(x)], x.detach(), [0])
+
+
+ROOT = """
+import jax.numpy as jnp
+import torch
+
+from tpu_kernels import jax_op
+
+root = jax_op("test_mistakes::root", lambda x: jnp.sqrt(x))
+x = torch.zeros(2, device="tpu", requires_grad=True)
+y = root(x).sum() * 0
+y.backward()
+"""
+
+
+def test_nan_in_a_gradient_in_a_process_under_debug_mode() -> None:
+    environment = {**os.environ, "TPU_EAGER_MODE": "debug", "TPU_DEBUG_NANS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", ROOT], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 1
+    assert "test_mistakes.root_backward.default produced 2 NaN of 2 values" in result.stderr
+    assert "at <string>:9 in <module>" in result.stderr
