@@ -77,7 +77,6 @@ def test_a_seed_gives_the_same_by_either_implementation() -> None:
 
 BIASES = {
     "for all batches, as in T5": (1, 4, 33, 140),
-    "for each head of each batch": (2, 4, 33, 140),
     "shared by heads": (2, 1, 33, 140),
     "of two dimensions": (33, 140),
 }
