@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from tpu_compile.aot.plan import Plan
 from tpu_core.errors import format_bytes
-
 
 # Columns of numbers.
 _NUMERIC = ("bytes", "value", "runs", "calls", "devices", "HBM", "of it", "MFU bound")
