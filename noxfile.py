@@ -33,7 +33,10 @@ BENCHMARKS = (
     *("scan_layers", "aot", "distributed"),
 )
 # What `tpu_aot` runs.
-TPU_AOT = tuple(f"integration/tests/test_aot_{what}.py" for what in ("models", "kernels", "distributed"))
+TPU_AOT = tuple(
+    f"integration/tests/test_{what}.py"
+    for what in ("aot_models", "aot_kernels", "aot_distributed", "kernels_for_gpt")
+)
 ENV = ROOT / ".nox" / "env"
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"

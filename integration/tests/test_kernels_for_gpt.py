@@ -1,4 +1,7 @@
-"""A GPT that says nothing of kernels, compiled for a TPU: what attention, norms and loss become."""
+"""A GPT that says nothing of kernels, compiled for a TPU: what attention, norms and loss become.
+
+libtpu takes a minute for the step: these tests are those of ``nox -s tpu_aot``.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import tpu_compile
 import tpu_kernels
 
 VOCABULARY, LAYERS, DIM, HEADS, LENGTH, BATCH = 32768, 2, 256, 2, 1024, 8
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -52,11 +57,10 @@ def test_norms_are_left_to_xla() -> None:
 
 
 def test_what_the_kernels_save() -> None:
-    logits = BATCH * LENGTH * VOCABULARY * 2
     kernels, plain = plan(), plan(plain=True)
     assert {use.implementation for use in plain.kernels} == {"plain"}
     assert plain.memory.temporaries is not None and kernels.memory.temporaries is not None
-    assert plain.memory.temporaries - kernels.memory.temporaries >= logits
+    assert kernels.memory.temporaries < 0.5 * plain.memory.temporaries
     assert plain.cost is not None and kernels.cost is not None
     assert kernels.cost.hbm_bytes < 0.5 * plain.cost.hbm_bytes
     assert kernels.model_flops == pytest.approx(plain.model_flops, rel=1e-6)

@@ -122,3 +122,12 @@ def test_a_compiled_loss_is_one_graph() -> None:
     compiled = torch.compile(linear_cross_entropy, fullgraph=True)
     got = compiled(hidden.to("tpu"), weight.to("tpu"), target.to("tpu"))
     torch.testing.assert_close(got.cpu(), linear_cross_entropy(hidden, weight, target))
+
+
+def test_a_second_gradient_is_refused() -> None:
+    hidden, weight, target, _ = inputs(3, 4, 5)
+    h = hidden.to("tpu").requires_grad_()
+    loss = linear_cross_entropy(h, weight.to("tpu"), target.to("tpu")) ** 2
+    (grad,) = torch.autograd.grad(loss, h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

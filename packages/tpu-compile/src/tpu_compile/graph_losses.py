@@ -21,6 +21,8 @@ def leave_out_logits(module: GraphModule) -> None:
     Args:
         module: A graph of Dynamo's; it is changed.
     """
+    if not any(node.target is F.cross_entropy for node in module.graph.nodes):
+        return
     known: dict[Node, Logits] = {}
     for node in list(module.graph.nodes):
         if node.target is F.cross_entropy:

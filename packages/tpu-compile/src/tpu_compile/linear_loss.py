@@ -46,7 +46,7 @@ class LinearLoss(Protocol):
         """Why logits are built for a loss of these sizes; None where they need not be.
 
         Args:
-            tokens, features, vocabulary: Sizes; tokens may be symbolic.
+            tokens, features, vocabulary: Sizes; of tokens that vary, an example.
             dtype: Of the logits.
             devices: Among which the program is divided.
             axes: Of the mesh, that divide the layer's weights and not the batch.
@@ -117,7 +117,8 @@ def from_linear(
     if made.device.type != "tpu" or weight.dim() != 2 or not static or made.dim() < 2:
         return None
     vocabulary, features = weight.shape
-    return Logits(*given, (features, vocabulary), made.dtype)
+    hidden, of_weight, bias = given
+    return Logits(hidden, of_weight, bias, (features, vocabulary), made.dtype)
 
 
 def after(logits: Logits, name: str, rest: Sequence[Any], before: Any, made: Any) -> Logits | None:
@@ -213,7 +214,10 @@ def verdict(
     if logits.divided:
         return "they are divided by a number"
     features, vocabulary = logits.sizes
-    return function.refused(value.shape[0], features, vocabulary, logits.dtype, devices, axes)
+    tokens = value.shape[0]
+    if not isinstance(tokens, int):
+        tokens = tokens.node.hint or 0  # either way is right: no guard for it
+    return function.refused(tokens, features, vocabulary, logits.dtype, devices, axes)
 
 
 def without_logits(

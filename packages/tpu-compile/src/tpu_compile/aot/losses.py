@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,5 +103,16 @@ class LeavingOutLogits(TorchFunctionMode):
         self._replaced.append(logits)
         # What it would have been is traced for its dtype, and dropped as nothing reads it.
         dtype = F.cross_entropy(*args, **kwargs).dtype
-        given = (logits.hidden, logits.weight, logits.bias, target, logits.steps, logits.dtype)
-        return without_logits(*given, dtype, *astuple(options), logits.softcap)
+        return without_logits(
+            logits.hidden,
+            logits.weight,
+            logits.bias,
+            target,
+            logits.steps,
+            logits.dtype,
+            dtype,
+            options.ignore_index,
+            options.reduction,
+            options.label_smoothing,
+            logits.softcap,
+        )

@@ -100,8 +100,8 @@ def tables(plan: Plan) -> Iterator[Any]:
     yield _table("Largest", ("shape", "bytes", "what"), largest_rows(plan))
     yield _table("A step on one device", ("what", "value"), cost_rows(plan))
     if plan.kernels:
-        rows = [(k.op, k.implementation, str(k.calls), k.why) for k in plan.kernels]
-        yield _table("Kernels", ("op", "implementation", "calls", "why"), rows)
+        uses = [(k.op, k.implementation, str(k.calls), k.why) for k in plan.kernels]
+        yield _table("Kernels", ("op", "implementation", "calls", "why"), uses)
     if plan.cost is not None and plan.cost.collectives:
         rows = [
             (c.kind, str(c.group), str(c.count), format_bytes(c.bytes), c.module)

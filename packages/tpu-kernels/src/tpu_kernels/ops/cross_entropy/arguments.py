@@ -50,8 +50,10 @@ def of_forward(
     slopes: bool,
 ) -> LossArguments:
     """From those of ``linear_cross_entropy``."""
+    tokens, features = hidden.shape
     return LossArguments(
-        *hidden.shape,
+        tokens,
+        features,
         weight.shape[0],
         common_dtype(hidden, weight),
         bias is not None,
@@ -60,6 +62,16 @@ def of_forward(
     )
 
 
-def of_backward(grad: Any, logsumexp: Any, *forward: Any) -> LossArguments:
+def of_backward(
+    grad: Any,
+    logsumexp: Any,
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    bias: Any,
+    smoothing: float,
+    softcap: float,
+    chunk: int,
+) -> LossArguments:
     """From those of ``linear_cross_entropy_backward``."""
-    return of_forward(*forward, slopes=True)
+    return of_forward(hidden, weight, target, bias, smoothing, softcap, chunk, slopes=True)

@@ -36,7 +36,8 @@ def forward(function: Callable[..., Any], hidden: jax.Array, *rest: Any) -> Any:
     weight, wanted, bias, *options = rest
     key = ("cross_entropy", hidden.shape, weight.shape)
     if not division.is_known:
-        return plain.forward(*division.marked(key, [hidden]), *rest)
+        (marked,) = division.marked(key, [hidden])
+        return plain.forward(marked, *rest)
     tokens = _axes(division, key, hidden)
     rows = PartitionSpec(tokens or None)
     slopes = rows if options[-1] else PartitionSpec()
@@ -62,7 +63,8 @@ def backward(function: Callable[..., Any], grad: Any, logsumexp: Any, *rest: Any
     hidden, weight, wanted, bias, *options = rest
     key = ("gradient of cross_entropy", hidden.shape, weight.shape)
     if not division.is_known:
-        return plain.backward(grad, logsumexp, *division.marked(key, [hidden]), *rest[1:])
+        (marked,) = division.marked(key, [hidden])
+        return plain.backward(grad, logsumexp, marked, *rest[1:])
     tokens = _axes(division, key, hidden)
     rows = PartitionSpec(tokens or None)
     operands, specs = _present(

@@ -111,9 +111,11 @@ def backward(
     """As `tpu_kernels.ops.cross_entropy.loops.backward`, for what `PALLAS` takes."""
     sides = _blocks(hidden)
     filled = _filled(hidden, sides)
-    rows = [_filled(x, sides)[None] for x in (logsumexp, target.astype(np.int32), grad)]
+    sums, wanted, grads = (
+        _filled(x, sides)[None] for x in (logsumexp, target.astype(np.int32), grad)
+    )
     with calling(hidden.dtype, 4 * filled.size * weight.shape[0]):
-        made = kernels.backward(filled, weight, *rows, softcap, sides)
+        made = kernels.backward(filled, weight, sums, wanted, grads, softcap, sides)
     return made, jnp.zeros(0, weight.dtype)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
 import jax
 
@@ -39,8 +38,8 @@ def backward(
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
     """As `tpu_kernels.ops.cross_entropy.loops.backward`, all columns at once."""
-    given: tuple[Any, ...] = (grad, logsumexp, hidden, weight, target, bias)
-    return loops.backward(*given, smoothing, softcap, weight.shape[0])
+    options = (smoothing, softcap, weight.shape[0])
+    return loops.backward(grad, logsumexp, hidden, weight, target, bias, *options)
 
 
 PLAIN = Implementation(
