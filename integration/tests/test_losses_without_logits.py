@@ -72,6 +72,12 @@ def of_a_part(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor
     return F.cross_entropy((head(x) / 4.0).flatten(0, 1), y.flatten())
 
 
+def without_gradients(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits = head(x).flatten(0, 1)
+    return F.cross_entropy(logits, y.flatten()) + head.weight.square().sum() + x.sum()
+
+
 def gradients(
     device: str, loss: Loss, bias: bool, compiled: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -123,6 +129,7 @@ def test_compiled_losses_need_no_logits(
         (of_a_part, "divided by a number"),
         (of_sliced_columns, ""),
         (with_class_weights, ""),
+        (without_gradients, ""),
     ],
 )
 def test_logits_that_are_needed_are_built(

@@ -89,3 +89,8 @@ def case_fsdp2() -> None:
         fully_shard(model, mesh=mesh)
 
     _compare(parallelize, own_data=True)
+
+
+def case_end() -> None:
+    dist.barrier()  # rank 0 has the store that the others may be reading
+    dist.destroy_process_group()

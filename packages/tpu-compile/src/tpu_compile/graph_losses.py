@@ -25,7 +25,9 @@ def leave_out_logits(module: GraphModule) -> None:
         return
     known: dict[Node, Logits] = {}
     for node in list(module.graph.nodes):
-        if node.target is F.cross_entropy:
+        if node.target is torch._C._set_grad_enabled:
+            known.clear()  # a loss of logits without gradients has none
+        elif node.target is F.cross_entropy:
             _replace(node, known)
         elif (found := _logits(node, known)) is not None:
             known[node] = replace(found, chain=(*found.chain, node))
