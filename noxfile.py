@@ -237,7 +237,7 @@ def lint(s: nox.Session) -> None:
 @session
 def typecheck(s: nox.Session) -> None:
     """Type-check the packages' sources."""
-    prepare(s, "lint")
+    prepare(s, "lint", "test")
     step_typecheck(s)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.int4_layout import K_TILE, LANES, TILE
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
-from tpu_core.recorder.int4 import K_TILE, LANES, TILE
 
 _ROW_COLUMN = (((1,), (1,)), ((), ()))
 # A lane has 4 bytes of a row, 4 apart, with 2 columns each.

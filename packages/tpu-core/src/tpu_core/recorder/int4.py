@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import torch
 
-TILE = 8  # rows of the weight in a tile
-LANES = 32
-K_TILE = 16  # columns in a tile
+from tpu_core.lowering.int4_layout import K_TILE, LANES, TILE
+
 _INNER_TILES = (2, 4, 8)
 
 
