@@ -264,13 +264,8 @@ def test_kernels_compile(name: str, topology: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "op"), [("loss of a GPT-2", "cross_entropy")])
-def test_a_chip_that_a_kernel_does_not_know(
-    name: str, op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chip_that_a_kernel_does_not_know(name: str, op: str) -> None:
     """It is compiled without the kernel, and the plan says so."""
-    from tpu_kernels.ops.cross_entropy import pallas
-
-    monkeypatch.setattr(pallas, "_VMEM", {})
-    (use,) = compiled(CASES[name], "v5e:1x1").kernels
+    (use,) = compiled(CASES[name], "v3:1x1").kernels
     assert (use.op, use.implementation) == (op, "chunked")
     assert use.why.startswith("pallas: The chip is a TPU v4")
