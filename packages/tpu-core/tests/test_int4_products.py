@@ -54,19 +54,6 @@ def test_products_are_those_of_the_cpu(dtype: torch.dtype, inner: int) -> None:
     torch.testing.assert_close(got.cpu(), want, atol=bound, rtol=2e-2)
 
 
-def test_a_compiled_model_with_packed_weights() -> None:
-    values, given = numbers(), scales(torch.float32)
-    x = torch.randn(3, K)
-    weights = (values - 8) * given[..., 0].T.repeat_interleave(GROUP, 1)
-    weights = weights + given[..., 1].T.repeat_interleave(GROUP, 1)
-    packed = torch._convert_weight_to_int4pack(bytes_of(values).to("tpu"), 8)
-    moved = given.to("tpu")
-    compiled = torch.compile(lambda x: torch._weight_int4pack_mm(x, packed, GROUP, moved).relu())
-    torch.testing.assert_close(
-        compiled(x.to("tpu")).cpu(), (x @ weights.T).relu(), atol=1e-4, rtol=1e-4
-    )
-
-
 PACKED = torch.zeros(N // 8, K // 128, 32, 4, dtype=torch.int32)
 MISTAKES: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "weights of another dtype": (
