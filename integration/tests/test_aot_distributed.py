@@ -38,7 +38,8 @@ def test_the_collectives_are_those_intended(program: str, topology: str, tmp_pat
     found = {(c["kind"], c["axis"]): c["bytes"] for c in result["collectives"]}
     for wanted in result["intended"]:
         kind, axis = wanted["kind"], wanted["axis"]
-        if program.startswith("fsdp2") and axis == "data":
+        is_summed = (program, topology) == ("hsdp", "tpu7x:4x4x4") and kind != "all-gather"
+        if is_summed or (program.startswith("fsdp2") and axis == "data"):
             # libtpu may sum over all chips where it is to scatter, or to gather a few rows a chip.
             assert any(c["axis"] in (axis, "all") for c in result["collectives"])
             continue

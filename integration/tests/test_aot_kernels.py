@@ -258,9 +258,9 @@ def test_kernels_compile(name: str, topology: str) -> None:
     if other is None:
         assert 'custom_call_target="tpu_custom_call"' in plan.hlo
     else:
-        # It says why, and no kernel is in the program.
+        # It says why, and no kernel is in the program, but for libtpu's own for rows in groups.
         assert all(use.why.startswith("pallas: ") for use in plan.kernels)
-        assert "tpu_custom_call" not in plan.hlo
+        assert case.op == "grouped_mm" or "tpu_custom_call" not in plan.hlo
 
 
 @pytest.mark.parametrize(("name", "op"), [("loss of a GPT-2", "cross_entropy")])
