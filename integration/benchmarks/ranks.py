@@ -26,24 +26,38 @@ def run(script: str, processes: int, *options: str, timeout: float = 1000) -> li
     Raises:
         SystemExit: One failed; its output was printed.
     """
-    with socket.socket() as s:
-        s.bind(("", 0))
-        port = s.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, *options],
-            env=environment(rank, processes, port),
-            cwd=Path(script).parent,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
+    started = start(script, processes, *options)
     outputs = [process.communicate(timeout=timeout)[0] for process in started]
     for rank, process in enumerate(started):
         if process.returncode:
             sys.exit(f"rank {rank} ended with {process.returncode}.\n{outputs[rank]}")
     return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def start(
+    script: str, processes: int, *options: str, **streams: Any
+) -> list[subprocess.Popen[str]]:
+    """The processes of `run`, started.
+
+    Args:
+        script: Its path.
+        processes: How many.
+        options: Its arguments.
+        streams: As `subprocess.Popen` takes them; the output is a pipe unless given.
+    """
+    with socket.socket() as s:
+        s.bind(("", 0))
+        port = s.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, script, *options],
+            env=environment(rank, processes, port),
+            cwd=Path(script).parent,
+            text=True,
+            **{"stdout": subprocess.PIPE, **streams},
+        )
+        for rank in range(processes)
+    ]
 
 
 def environment(rank: int, processes: int, port: int) -> dict[str, str]:

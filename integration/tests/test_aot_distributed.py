@@ -17,8 +17,6 @@ CASES = [
     (program, topology)
     for topology in ("v5e:16x16", "v5p:8x8x8", "tpu7x:4x4x4")
     for program in ("ddp", "fsdp2", "hsdp", "tp", "sp", "fsdp2+tp")
-    # libtpu 0.0.42.1 ends with a failed check of its own (windowing_util.cc:317).
-    if (program, topology) != ("sp", "tpu7x:4x4x4")
 ]
 # Of what is intended, in bytes. Sums of 16 bits may be scattered in 32; XLA uses a gathered value
 # twice where it can, and sums small gradients over all devices at once.

@@ -141,6 +141,27 @@ def of_layer(rows: int, features: int, columns: int) -> Case:
     )
 
 
+# Both have two cores: kernels of serving are for programs of one device.
+_OF_ONE = tuple((name, "plain") for name in ("v4:1x1x1", "tpu7x:1x1x1"))
+
+
+def by_four_bits(x: Any, packed: Any, scales_and_zeros: Any) -> torch.Tensor:
+    return tpu_kernels.int4_mm(x, packed, 128, scales_and_zeros)
+
+
+def of_four_bits(tokens: int, columns: int, rows: int) -> Case:
+    return Case(
+        by_four_bits,
+        inputs=(
+            ((tokens, columns), HALF),
+            ((columns // 8, rows), torch.int32),
+            ((columns // 128, rows, 2), HALF),
+        ),
+        op="int4_mm",
+        plain=_OF_ONE,
+    )
+
+
 def rotary(x: Any, cos: Any, sin: Any) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
@@ -155,8 +176,6 @@ def layer_norm(x: Any, scale: Any, bias: Any) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:], scale, bias)
 
 
-# Both have two cores: kernels of serving are for programs of one device.
-_OF_ONE = tuple((name, "plain") for name in ("v4:1x1x1", "tpu7x:1x1x1"))
 INDICES = torch.int32
 CASES = {
     "attention of Llama-3 8B": of_heads(32, 8, 8192, 128),
@@ -205,6 +224,9 @@ CASES = {
         plain=_OF_ONE,
     ),
     "quantized layer of Llama-3 8B": of_layer(8192, 4096, 14336),
+    "layer of Llama-3 8B by 4 bits, one token": of_four_bits(1, 4096, 14336),
+    "layer of Llama-3 8B by 4 bits, 64 tokens": of_four_bits(64, 14336, 4096),
+    "layer of Llama-3 8B by 4 bits, a prompt": of_four_bits(2048, 4096, 14336),
     "rotary embedding of Llama-3 8B": Case(
         rotary, ((1, 32, 8192, 128),), (((8192, 128), HALF), ((8192, 128), HALF))
     ),

@@ -154,6 +154,42 @@ def test_attention_over_pages_has_kernels(topology: str) -> None:
     assert made.hlo.count('custom_call_target="tpu_custom_call"') == 2
 
 
+class Served(nn.Module):
+    """Attention over pages between layers that are divided by heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(256, 32 * 128, bias=False)
+        self.out = nn.Linear(32 * 128, 256, bias=False)
+
+    def forward(self, x: torch.Tensor, pages: torch.Tensor, *rest: torch.Tensor) -> Any:
+        keys, lengths, places, starts = rest
+        query = self.q(x).unflatten(-1, (32, 128))
+        many = tpu_kernels.ragged_paged_attention(query, pages, lengths, places, starts)
+        single = tpu_kernels.paged_attention(query[: len(lengths)], keys, keys, lengths, places)
+        return self.out(many.flatten(1)), self.out(single.flatten(1))
+
+
+def test_attention_over_pages_stays_divided_by_heads() -> None:
+    with torch.device("meta"):
+        model, x = Served().bfloat16(), torch.empty(64, 256).bfloat16()
+        pages, keys = torch.empty(128, 16, 16, 128), torch.empty(8, 128, 16, 128)
+        lengths, starts = (torch.empty(n, dtype=torch.int32) for n in (16, 17))
+        places = torch.empty(16, 20, dtype=torch.int32)
+        arguments = (x, pages.bfloat16(), keys.bfloat16(), lengths, places, starts)
+    rules = {"q.weight": ("model", None), "out.weight": (None, "model")}
+    made = tpu_compile.aot(
+        model, arguments, topology="v5e:2x4", mesh={"model": 8}, batch=None, shardings=rules
+    )
+    found = {(use.op, use.implementation) for use in made.kernels}
+    assert found == {("ragged_paged_attention", "pallas"), ("paged_attention", "pallas")}
+    kernels = [line for line in made.hlo.splitlines() if '"tpu_custom_call"' in line]
+    # A head of the keys on each device, and the four of the query that share it.
+    assert any("bf16[64,4,128]" in line.partition(")")[0] for line in kernels)
+    assert any("f32[16,4,1,128]" in line.partition(")")[0] for line in kernels)
+    assert not any(word in made.hlo for word in ("all-gather", "all-to-all"))
+
+
 EXPERTS, ROWS = 16, 4096
 
 

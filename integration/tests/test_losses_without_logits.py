@@ -207,3 +207,30 @@ def test_logits_that_a_step_returns_are_built() -> None:
     with tpu_kernels.using(cross_entropy="chunked"):
         plan = plan_of(256, 128, 1024, step=step_of)
     assert "The logits of a loss are built: something else reads them." in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("loss", "choice", "why"),
+    [
+        (flattened, "without logits", ""),
+        (with_a_second_reader, "with logits", "something else reads them"),
+        (with_class_weights, "with logits", "it has class weights, or options that are no numbers"),
+        (without_gradients, "with logits", "they are no linear layer's"),
+    ],
+)
+def test_the_report_says_what_was_chosen(loss: Loss, choice: str, why: str) -> None:
+    torch.tpu.reset_metrics()
+    with tpu_kernels.using(cross_entropy="chunked"):
+        gradients("tpu", loss, bias=False, compiled=True)
+    report = torch.tpu.compile_report()
+    (table,) = [t for t in report.tables if t.title == "Kernels"]
+    (row,) = [r for r in table.rows if r[1].endswith("logits")]
+    assert row[0] == "cross_entropy" and row[1] == choice and row[4].startswith(why)
+    assert bool(row[4]) == bool(why)
+    # The line of the call, in the loss.
+    assert row[3].startswith(f"{__name__}.py:") and row[3].endswith(f" in {loss.__name__}")
+    # Where the logits are not built, what computes the loss is named, with its line.
+    chunked = [r for r in table.rows if r[1] == "chunked"]
+    assert bool(chunked) == (choice == "without logits")
+    assert all(r[0] == "cross_entropy" and r[4] == "it is named" for r in chunked)
+    assert choice in report.to_html()

@@ -92,6 +92,8 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "tpu_core.kernels aten._grouped_mm.default False",
         f"tpu_core.kernels {ATTENTION}.default False",
         f"tpu_core.kernels {ATTENTION}_backward.default False",
+        "tpu_core.kernels aten._weight_int4pack_mm.default False",
+        "tpu_core.kernels tpu_kernels.int4_mm.default False",
         "tpu_core.kernels tpu_kernels.linear_cross_entropy.default False",
         "tpu_core.kernels tpu_kernels.linear_cross_entropy_backward.default False",
         "tpu_core.kernels tpu_kernels.paged_attention.default False",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from jax.sharding import AbstractMesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -28,11 +31,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tpu_compile
 from test_aot_values import on_meta, run, values_of
+from tpu_compile.aot.annotations import in_halves, over
 from tpu_compile.aot.capture import Job
 from tpu_compile.aot.costs import analyse
 from tpu_compile.aot.hlo import parse
 from tpu_compile.aot.layers import capture_scanned
 from tpu_compile.aot.parallelism import mesh_of
+from tpu_compile.aot.scan import PROGRAMS
 from tpu_compile.aot.sharding import spec_of
 from tpu_core import lowering, runtime
 from tpu_core.errors import MeshError
@@ -241,18 +246,51 @@ def test_ddp_sums_gradients() -> None:
     assert size <= found[1] < 1.01 * size
 
 
-def test_fully_shard_gathers_parameters_and_scatters_gradients() -> None:
+@pytest.mark.parametrize(("again", "times"), [(True, 2), (False, 1)])
+def test_fully_shard_gathers_parameters_and_scatters_gradients(again: bool, times: int) -> None:
     with torch.device("meta"):
         model = Net(1, 256)
     matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1) * 4
     with ranks(4):
-        plan = planned(sharded(model, init_device_mesh("tpu", (4,))), 8, "v5e:2x2")
+        mesh = init_device_mesh("tpu", (4,))
+        plan = planned(sharded(model, mesh, reshard_after_forward=again), 8, "v5e:2x2")
     assert plan.mesh == {"data": 4}
     found = collectives(plan)
-    assert 0.9 * matrices < found["all-gather", 4][1] < 1.1 * matrices
+    # With `reshard_after_forward` once for each pass.
+    assert 0.9 * matrices < found["all-gather", 4][1] / times < 1.1 * matrices
     assert 0.9 * matrices < found["reduce-scatter", 4][1] * 4 < 1.1 * matrices
     # Vectors of a few elements are summed whole.
     assert found.get(("all-reduce", 4), (0, 0))[1] < 0.05 * matrices
+
+
+def gathered_again(again: bool | None) -> int:
+    """Number of matrices that a program gathers behind a gradient."""
+    with ranks(8), torch.device("meta"):
+        options = {} if again is None else {"reshard_after_forward": again}
+        model = sharded(Net(), mesh_2d()["data"], **options)
+        job = Job(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
+        captured, _, _ = capture_scanned(job, False, False)
+    behind = (n for n in captured.graph.graph.nodes if "tpu_compile.behind" in str(n.target))
+    return sum(n.args[0].meta["val"].dim() == 2 for n in behind)
+
+
+@pytest.mark.parametrize(("remat", "times"), [(False, 1), (True, 0)])
+def test_a_scanned_layer_that_runs_again_gathers_once_for_that(remat: bool, times: int) -> None:
+    with ranks(8), torch.device("meta"):
+        model = sharded(Net(), mesh_2d()["data"])
+        job = Job(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
+        captured, _, _ = capture_scanned(job, True, remat)
+    (call,) = (n for n in captured.graph.graph.nodes if "layers_backward" in str(n.target))
+    nodes = list(PROGRAMS[call.args[-1]].backward.graph.nodes)
+    behind = [n for n in nodes if "tpu_compile.behind" in str(n.target)]
+    assert len([n for n in behind if n.args[0].meta["val"].dim() == 2]) == 2 * times
+
+
+def test_what_is_resharded_after_the_forward_pass_is_gathered_again() -> None:
+    assert gathered_again(False) == 0
+    # The root keeps its parameters unless it is told not to: the head is used again at once.
+    assert gathered_again(None) == 4
+    assert gathered_again(True) == 5
 
 
 @pytest.mark.slow
@@ -278,6 +316,27 @@ def test_sequence_parallel_gathers_and_scatters_instead() -> None:
     # One a product, and the result of all blocks.
     assert found["all-gather", 4][1] == 3 * activation
     assert ("all-reduce", 4) not in found
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32])
+def test_inputs_that_come_in_halves_keep_their_values(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = np.iinfo(dtype)
+    values = np.array([0, 1, limits.min, limits.max, limits.max // 3, limits.min // 5], dtype)
+    divided = []
+
+    def constrained(x: Any, spec: Any) -> Any:
+        divided.append(x.dtype)
+        return x
+
+    monkeypatch.setattr(sys.modules[in_halves.__module__], "constrain", constrained)
+    with jax.enable_x64(True), over(AbstractMesh((2,), ("data",))):
+        made = in_halves(jax.numpy.asarray(values), ("data",))
+    assert made.dtype == dtype
+    np.testing.assert_array_equal(made, values)
+    # libtpu aborts over slices of 64 bits on tpu7x.
+    assert divided == ([] if dtype is np.int32 else [np.uint32, np.uint32])
 
 
 def test_a_collective_that_runs_beside_others_is_counted_once() -> None:

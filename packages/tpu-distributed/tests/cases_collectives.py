@@ -111,9 +111,10 @@ def case_gathers() -> None:
         outs = [torch.zeros(2, 3, dtype=dtype, device=DEVICE) for _ in range(SIZE)]
         dist.all_gather(outs, x)
         assert_close([o.cpu() for o in outs], expected, rtol=0, atol=0)
-        out = torch.zeros(2 * SIZE, 3, dtype=dtype, device=DEVICE)
-        dist.all_gather_into_tensor(out, x)
-        assert_close(out.cpu(), torch.cat(expected), rtol=0, atol=0)
+        for shape in ((2 * SIZE, 3), (SIZE, 2, 3), (6 * SIZE,)):
+            out = torch.zeros(shape, dtype=dtype, device=DEVICE)
+            dist.all_gather_into_tensor(out, x)
+            assert_close(out.cpu(), torch.cat(expected).view(shape), rtol=0, atol=0)
 
     def scalar(put: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         outs = [put(torch.zeros(())) for _ in range(SIZE)]

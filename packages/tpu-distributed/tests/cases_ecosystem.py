@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.join import Join
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -50,13 +46,6 @@ def case_cpu_offload() -> None:
     for p, q in zip(net.parameters(), whole.parameters(), strict=True):
         assert p.device.type == "cpu"
         assert_close(p.full_tensor().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
-
-
-def case_fsdp1() -> None:
-    model = FullyShardedDataParallel(made().to(DEVICE), device_id=RANK, use_orig_params=True)
-    out = model(batch().to(DEVICE))
-    out.sum().backward()
-    assert_close(out.detach().cpu(), made()(batch()).detach(), rtol=1e-4, atol=1e-5)
 
 
 def case_zero_redundancy_optimizer() -> None:
@@ -120,34 +109,6 @@ def case_pipeline() -> None:
             assert_close(torch.stack(losses).mean().cpu(), loss.detach(), rtol=1e-4, atol=1e-5)
     for p, q in zip(part.parameters(), (whole[:2], whole[2:])[RANK].parameters(), strict=True):
         assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
-
-
-def case_context_parallel() -> None:
-    mesh = init_device_mesh("tpu", (SIZE,))
-    torch.manual_seed(0)
-    # Two heads of queries for one of keys.
-    whole = [torch.randn(2, heads, 8 * SIZE, 4) for heads in (4, 2, 2)]
-    for is_causal in (True, False):
-        inputs = [t.clone().requires_grad_() for t in whole]
-        expected = F.scaled_dot_product_attention(*inputs, is_causal=is_causal, enable_gqa=True)
-        expected.square().sum().backward()
-        parts = [t.to(DEVICE) for t in whole]
-        with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 3):
-            assert parts[0].shape[2] == 8
-            for part in parts:
-                part.requires_grad_()
-            out = F.scaled_dot_product_attention(*parts, is_causal=is_causal, enable_gqa=True)
-            out.square().sum().backward()
-            grads = [part.grad for part in parts]
-            with pytest.raises(NotImplementedError, match="no attn_mask"):
-                mask = torch.zeros(1, 1, 8, 8 * SIZE, device=DEVICE)
-                F.scaled_dot_product_attention(*parts, mask, enable_gqa=True)
-            found = context_parallel_unshard(mesh, [out.detach(), *grads], [2] * 4)
-            for part in parts:
-                part.requires_grad_(False)
-        correct = [expected.detach(), *(t.grad for t in inputs)]
-        for actual, right in zip(found, correct, strict=True):
-            assert_close(actual.cpu(), right, rtol=1e-4, atol=1e-5)
 
 
 def case_ranks_with_more_batches() -> None:

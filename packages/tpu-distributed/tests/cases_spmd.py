@@ -168,7 +168,7 @@ def case_other_collectives() -> None:
     x = torch.full((4,), 1.0 + RANK, device=DEVICE)
 
     def region() -> None:
-        with pytest.raises(CollectiveMismatchError, match="rank 1: broadcast from 0 float32") as e:  # noqa: PT012
+        with pytest.raises(CollectiveMismatchError, match="rank 1: broadcast from 0 float32") as e:
             with tpu_distributed.spmd():
                 y = x * 2
                 if RANK == 0:
@@ -206,7 +206,7 @@ def case_a_rank_that_does_not_come() -> None:
     group = dist.new_group(list(range(SIZE)), timeout=timedelta(seconds=1))
     x = torch.full((4,), 1.0 + RANK, device=DEVICE)
     if RANK == 0:
-        with pytest.raises(CollectiveTimeoutError, match="all_reduce sum") as e:  # noqa: PT012
+        with pytest.raises(CollectiveTimeoutError, match="all_reduce sum") as e:
             with tpu_distributed.spmd():
                 y = x * 2
                 dist.all_reduce(y, group=group)

@@ -252,7 +252,9 @@ def case_attention_of_dtensors() -> None:
     shared = [t[:, :2] for t in (keys, values)]  # two heads of queries for one of keys
     bias = torch.randn(1, 4, 6, 5)
 
-    def attention(q, k, v, mask=None):  # type: ignore[no-untyped-def]
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])
 
     batch, heads, plain = Shard(0), Shard(1), [query, keys, values]

@@ -50,7 +50,7 @@ def start(rank: int, port: int, killed: bool) -> int:
     os.environ.update(spawn.rank_environment(rank, 2, port))
     try:
         job(rank, killed)
-    except BaseException:
+    except BaseException:  # the fork must not go on with what its parent was doing
         traceback.print_exc()
         os._exit(1)
     sys.exit(0)  # as a program ends: what is registered for the exit runs

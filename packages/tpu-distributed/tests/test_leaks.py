@@ -44,7 +44,7 @@ def shared_memory() -> set[str]:
 
 def maps() -> Iterator[str]:
     for file in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # as above
             yield file.read_text()
 
 

@@ -48,6 +48,11 @@ def test_parallel_training_equals_one_process(tmp_path: Path) -> None:
             assert torch.equal(p.cpu(), expected[name]), name
 
 
+def test_what_pytorch_asks_of_a_device_in_a_group(tmp_path: Path) -> None:
+    failures = spawn.run("cases_contract", 2, timeout=150, CHECKPOINTS=str(tmp_path))
+    assert not failures, show(failures)
+
+
 def test_ranks_that_disagree_or_are_late(tmp_path: Path) -> None:
     failures = spawn.run("cases_faults", 2, timeout=100, TPU_FLIGHT_DIR=str(tmp_path))
     assert not failures, show(failures)
@@ -91,6 +96,18 @@ def test_checkpoints_of_four_for_two_and_one(tmp_path: Path) -> None:
         dcp.load({"model": model}, checkpoint_id=tmp_path / folder, no_dist=True)
         for name, p in model.items():
             torch.testing.assert_close(p, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_attention_over_a_divided_sequence(size: int) -> None:
+    failures = spawn.run("cases_context_parallel", size, timeout=250)
+    assert not failures, show(failures)
+
+
+@pytest.mark.slow
+def test_dropout_over_a_divided_sequence() -> None:
+    failures = spawn.run("cases_ring_dropout", 2, timeout=250)
+    assert not failures, show(failures)
 
 
 @pytest.mark.slow

@@ -124,10 +124,57 @@ def test_a_compiled_loss_is_one_graph() -> None:
     torch.testing.assert_close(got.cpu(), linear_cross_entropy(hidden, weight, target))
 
 
-def test_a_second_gradient_is_refused() -> None:
+def test_gradgradcheck() -> None:
+    hidden, weight, target, _ = inputs(2, 2, 3)
+    given = [x.double().to("tpu").requires_grad_() for x in (hidden, weight)]
+    assert torch.autograd.gradgradcheck(
+        lambda h, w: linear_cross_entropy(h, w, target.to("tpu"), softcap=2.0),
+        given,
+        fast_mode=True,
+    )
+
+
+def test_gradients_of_gradients() -> None:
+    """Up to the third derivative, by hidden states, weight and bias."""
+    options: dict[str, Any] = {"label_smoothing": 0.1, "softcap": 2.0, "ignore_index": 3}
+    given = [x.double() for x in inputs(3, 2, 5)]
+
+    def orders(device: str) -> list[torch.Tensor]:
+        hidden, weight, target, bias = (x.to(device) for x in given)
+        leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+        loss = linear_cross_entropy(hidden, weight, target.long(), bias, **options)
+        found: list[torch.Tensor] = []
+        total = loss.square().sum()
+        for last in (False, False, True):
+            grads = torch.autograd.grad(total, leaves, create_graph=not last)
+            found += [g.detach().cpu() for g in grads]
+            total = torch.stack([(g**2).sum() for g in grads]).sum()
+        return found
+
+    torch.testing.assert_close(orders("tpu"), orders("cpu"), rtol=1e-9, atol=1e-9)
+
+
+def test_a_penalty_on_the_gradient() -> None:
+    """As of PyTorch, with gradients of hidden states alone, and in float32."""
     hidden, weight, target, _ = inputs(3, 4, 5)
-    h = hidden.to("tpu").requires_grad_()
-    loss = linear_cross_entropy(h, weight.to("tpu"), target.to("tpu")) ** 2
-    (grad,) = torch.autograd.grad(loss, h, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    found = []
+    for device in ("tpu", "cpu"):
+        h, w = (x.to(device).requires_grad_() for x in (hidden, weight))
+        loss = linear_cross_entropy(h, w, target.to(device)) ** 2
+        (grad,) = torch.autograd.grad(loss, h, create_graph=True)
+        (loss + grad.square().sum()).backward()
+        assert h.grad is not None and w.grad is not None
+        found.append([h.grad.cpu(), w.grad.cpu()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_transforms_of_functions() -> None:
+    hidden, weight, target, _ = inputs(3, 4, 5)
+
+    def sums(device: str) -> torch.Tensor:
+        def loss(h: torch.Tensor) -> torch.Tensor:
+            return linear_cross_entropy(h, weight.to(device), target.to(device), reduction="sum")
+
+        return torch.func.grad(lambda h: torch.func.grad(loss)(h).square().sum())(hidden.to(device))
+
+    torch.testing.assert_close(sums("tpu").cpu(), sums("cpu"), rtol=1e-4, atol=1e-5)

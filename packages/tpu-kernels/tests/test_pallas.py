@@ -7,19 +7,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 import torch
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 import tpu_compile
 import tpu_kernels
 from tpu_kernels import interpret, jax_op, pallas_call
 
 
-def scaled_add(x_ref, y_ref, out_ref):  # type: ignore[no-untyped-def]
+def scaled_add(x_ref: Any, y_ref: Any, out_ref: Any) -> None:
     out_ref[...] = x_ref[...] + 2.0 * y_ref[...]
 
 
@@ -97,15 +99,15 @@ def test_torch_does_not_import_the_package() -> None:
     assert tpu_kernels.__version__
 
 
-def doubled(x_ref, out_ref):  # type: ignore[no-untyped-def]
+def doubled(x_ref: Any, out_ref: Any) -> None:
     out_ref[...] = x_ref[...] * 2
 
 
-def sorted_rows(x_ref, out_ref):  # type: ignore[no-untyped-def]
+def sorted_rows(x_ref: Any, out_ref: Any) -> None:
     out_ref[...] = jnp.sort(x_ref[...], -1)
 
 
-def turned(x_ref, out_ref):  # type: ignore[no-untyped-def]
+def turned(x_ref: Any, out_ref: Any) -> None:
     out_ref[...] = x_ref[...].reshape(512, 16).T.reshape(16, 512)
 
 
@@ -133,3 +135,28 @@ def test_rules_of_mosaic_that_a_kernel_breaks(
     broken = jax_op(f"test_pallas::{kernel.__name__}_{block[1]}", f)
     with pytest.raises(tpu_kernels.KernelCompilationError, match=text):
         tpu_compile.aot(Model(), (torch.empty(shape, device="meta"),), topology="v5e:1x1")
+
+
+def test_a_kernel_that_asks_for_the_chip() -> None:
+    """It is told the one that is compiled for, at shapes that it has seen for another chip, too."""
+    asked = []
+
+    def piped(x_ref: Any, out_ref: Any) -> None:
+        asked.append(str(pltpu.get_tpu_info().chip_version))
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(doubled, grid=(8,), in_specs=[block], out_specs=[block])(x_ref, out_ref)
+
+    def f(x: jax.Array) -> jax.Array:
+        anywhere = pl.BlockSpec(memory_space=pl.ANY)
+        return pallas_call(piped, x, in_specs=[anywhere], out_specs=anywhere)(x)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return op(x)
+
+    op = jax_op("test_pallas::piped", f, differentiable=False)
+    for chip in ("v5e", "v6e"):
+        asked.clear()
+        x = torch.empty(64, 128, device="meta")
+        plan = tpu_compile.aot(Model(), (x,), topology=f"{chip}:1x1")
+        assert set(asked) == {chip} and 'custom_call_target="tpu_custom_call"' in plan.hlo

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
 from tpu_compile.linear_loss import Logits, after, call_of, from_linear, verdict, without_logits
+from tpu_compile.lookup import line_of
+from tpu_core.metrics import METRICS, KernelChoice
 
 logger = logging.getLogger("tpu_compile")
 
@@ -52,14 +54,19 @@ def _logits(node: Node, known: dict[Node, Logits]) -> Logits | None:
 
 def _replace(node: Node, known: dict[Node, Logits]) -> None:
     call = call_of(node.args, node.kwargs)
-    if call is None or call[0] not in known:
+    if call is None:
+        _told(node, "it has class weights, or options that are no numbers")
         return
     source, target, options = call
+    if source not in known:
+        _told(node, "they are no linear layer's, or an op on them is not followed")
+        return
     logits = known[source]
     value, made = source.meta["example_value"], node.meta["example_value"]
     reason = verdict(logits, value, target.meta["example_value"])
     if reason is None and any(len(n.users) != 1 for n in logits.chain):
         reason = "something else reads them"
+    _told(node, reason)
     if reason is not None:
         logger.info("logits %s are built: %s", list(value.shape), reason)
         return
@@ -70,3 +77,9 @@ def _replace(node: Node, known: dict[Node, Logits]) -> None:
     for unused in reversed(logits.chain):
         node.graph.erase_node(unused)
     logger.info("logits %s are not built", list(value.shape))
+
+
+def _told(node: Node, reason: str | None) -> None:
+    """For `torch.tpu.compile_report`: whether the logits are built, and why."""
+    chosen = "without logits" if reason is None else "with logits"
+    METRICS.kernel(KernelChoice("cross_entropy", chosen, reason or "", line_of(node)))

@@ -27,12 +27,14 @@ from tpu_compile.graph import Graph
 from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.lookup import lowering_of, outputs, subgraphs
+from tpu_compile.moved_lanes import move_lanes
 from tpu_compile.parts import in_parts
 from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
 from tpu_core import _C
 from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.implementations import target
 from tpu_core.lowering.registry import register
 from tpu_core.padding.outline import outlining
 from tpu_core.padding.sizes import Unpaddable
@@ -74,6 +76,8 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     """
     from functorch.compile import make_boxed_func
 
+    if target().platform == "tpu":
+        move_lanes(module)
     if not _can_be_lowered(module):
         parts = functools.partial(in_parts, module, _known(module), _compile_part)
         function = _run_of_bounded(module) or parts() or random_states.OpByOp(module).run

@@ -125,6 +125,23 @@ class Fallback:
     line: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """An implementation that was chosen for an op where a program was lowered.
+
+    Attributes:
+        op: As in `tpu_kernels.using`.
+        implementation: Its name.
+        why: Which rules of those that would be tried before it do not hold; empty where none would.
+        line: The user's line.
+    """
+
+    op: str
+    implementation: str
+    why: str
+    line: str | None
+
+
 class Metrics:
     """Thread-safe counters; see `COUNTERS` for what is counted.
 
@@ -149,6 +166,7 @@ class Metrics:
         self._listed = 0  # ops in the events
         self._fallbacks: dict[str, Fallback] = {}
         self._syncs: dict[tuple[str, str | None], int] = {}
+        self._kernels: dict[KernelChoice, int] = {}
 
     def compiled(self, event: CompileEvent) -> None:
         """Count a program that was made ready, and log one line: a compile as INFO, a load as
@@ -208,6 +226,11 @@ class Metrics:
         with self._lock:
             self._syncs[reason, line] = self._syncs.get((reason, line), 0) + 1
             self._count["host_syncs"] += 1
+
+    def kernel(self, choice: KernelChoice) -> None:
+        """Count a choice among the implementations of an op."""
+        with self._lock:
+            self._kernels[choice] = self._kernels.get(choice, 0) + 1
 
     def d2h(self, nbytes: int) -> None:
         """Count a copy of ``nbytes`` bytes from the device to the host."""
@@ -279,6 +302,11 @@ class Metrics:
         with self._lock:
             return dict(self._syncs)
 
+    def kernels(self) -> dict[KernelChoice, int]:
+        """How often each implementation was chosen where programs were lowered in this process."""
+        with self._lock:
+            return dict(self._kernels)
+
     def snapshot(self) -> dict[str, float]:
         """Every counter of `COUNTERS`, with ``fallback.<op>`` and ``host_sync.<reason>`` counts."""
         totals = self._totals()
@@ -308,7 +336,7 @@ class Metrics:
             self._count["compiles_pending"] = pending
 
     def report(self) -> Report:
-        """The counters, compiles, fallbacks and host syncs as tables, for print or for rich."""
+        """The counters, compiles, kernels, fallbacks and host syncs as tables."""
         from tpu_core.report import build_report
 
         return build_report(self)

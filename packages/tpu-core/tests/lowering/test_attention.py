@@ -124,3 +124,30 @@ def test_no_double_precision_sneaks_in() -> None:
     with jax.enable_x64(True):
         text = str(jax.make_jaxpr(lambda q: attention.attention(q, q, q, None, 0.0, True)[:2])(q))
     assert "f64" not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_some_of_the_keys_follow_from_the_results_of_all(dtype: torch.dtype) -> None:
+    q, k, v, grad = (torch.randn(2, 3, n, 4, dtype=dtype) for n in (5, 8, 8, 5))
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    out = F.scaled_dot_product_attention(*leaves)
+    out.backward(grad)
+    scores = q @ k.transpose(-1, -2) / 2
+    sums = torch.logsumexp(scores, -1).float()
+    parts = []
+    with jax.enable_x64(True):
+        for rows in (slice(0, 3), slice(3, 8)):
+            tensors = grad, q, k[:, :, rows], v[:, :, rows]
+            seed = np.zeros((), np.int64)
+            expected = (*(_aval(t.shape, dtype) for t in tensors[1:]), None)
+            args = (
+                *(to_jax(t.contiguous()) for t in tensors), None, [True, True, True, False],
+                to_jax(out.detach()), to_jax(sums), None, None, 5, 8, 0.0, False, seed, seed,
+            )  # fmt: skip
+            found = call_lowering(REGISTRY.get(BACKWARD), args, {}, expected)
+            parts.append([to_torch(g) for g in found[:3]])
+    of_query = parts[0][0] + parts[1][0]
+    of_keys, of_values = (torch.cat([part[i] for part in parts], 2) for i in (1, 2))
+    # The sums are float32, whatever the inputs are.
+    for found, leaf in zip((of_query, of_keys, of_values), leaves, strict=True):
+        torch.testing.assert_close(found, leaf.grad, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,8 @@
 """Attention over a sequence that is divided over processes: `torch`'s ``context_parallel``.
 
-PyTorch has it for the attention ops of CUDA, which pass keys and values round a ring. Here each
-process gathers the keys and values of all and computes the rows of its own queries, as one op.
+PyTorch has it for the attention ops of CUDA. As there, ``set_rotate_method("allgather")``, the
+default, has each process gather the keys and values of all, and compute the rows of its own queries
+as one op. With ``"alltoall"`` they go round a ring (`ring_attention`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from tpu_distributed import ring_attention
 
 # Of `[batch, heads, sequence, features]`.
 _SEQUENCE = 2
@@ -23,26 +26,36 @@ def register(module: ModuleType) -> None:
     Args:
         module: ``torch.distributed.tensor.experimental._context_parallel._attention``.
     """
+    options, ring = module._cp_options, module._RotateMethod.ALL_TO_ALL
 
     def forward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        return _forward(args, kwargs, module._cp_options.enable_load_balance)
+        chosen = _forward_in_ring if options.rotate_method is ring else _forward
+        return chosen(args, kwargs, options.enable_load_balance)
 
     def backward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        return _backward(args, kwargs, module._cp_options.enable_load_balance)
+        chosen = _backward_in_ring if options.rotate_method is ring else _backward
+        return chosen(args, kwargs, options.enable_load_balance)
 
     module.custom_ops.update({_FORWARD: forward, _BACKWARD: backward})
 
 
 def _forward(args: tuple[Any, ...], kwargs: dict[str, Any], balanced: bool) -> tuple[Any, ...]:
-    query, key, value, bias, dropout, causal = (*args, *(None, 0.0, False)[len(args) - 3 :])[:6]
-    _check(bias)
+    query, key, value, causal, dropout = _arguments(args)
     mesh, local = query.device_mesh, query.to_local()
     mask = _mask(mesh, local, key.to_local(), balanced) if causal else None
     keys, values = (_gathered(t) for t in (key, value))
     out, logsumexp, *_, seed, offset, _ = _FORWARD(local, keys, values, mask, dropout, **kwargs)
-    rows = [_divided(t, mesh) for t in (out, logsumexp)]
-    seeds = [_of_each(t, mesh) for t in (seed, offset)]
-    return *rows, None, None, query.shape[_SEQUENCE], key.shape[_SEQUENCE], *seeds, None
+    return _results(query, key, out, logsumexp, seed, offset)
+
+
+def _forward_in_ring(
+    args: tuple[Any, ...], kwargs: dict[str, Any], balanced: bool
+) -> tuple[Any, ...]:
+    query, key, value, causal, dropout = _arguments(args)
+    mesh, (q, k, v) = query.device_mesh, (t.to_local() for t in (query, key, value))
+    plan = _plan(mesh, q, k, causal, balanced)
+    found = ring_attention.forward(mesh.get_group(), plan, q, k, v, dropout, **kwargs)
+    return _results(query, key, *found)
 
 
 def _backward(args: tuple[Any, ...], kwargs: dict[str, Any], balanced: bool) -> tuple[Any, ...]:
@@ -69,6 +82,56 @@ def _backward(args: tuple[Any, ...], kwargs: dict[str, Any], balanced: bool) -> 
         for grad in of_all
     ]
     return *(None if grad is None else _divided(grad, mesh) for grad in (grad_query, *own)), None
+
+
+def _backward_in_ring(
+    args: tuple[Any, ...], kwargs: dict[str, Any], balanced: bool
+) -> tuple[Any, ...]:
+    grad_out, query, key, value, bias, wanted, out, logsumexp = args[:8]
+    dropout, causal, seeds, offsets = args[12:16]
+    _check(bias)
+    mesh, (q, k, v) = query.device_mesh, (t.to_local() for t in (query, key, value))
+    results = [t.to_local() for t in (out, logsumexp, seeds, offsets)]
+    grads = ring_attention.backward(
+        mesh.get_group(),
+        _plan(mesh, q, k, causal, balanced),
+        (q, k, v),
+        results,
+        grad_out.to_local(),
+        wanted[:3],
+        args[8:12],
+        dropout,
+        **kwargs,
+    )
+    return *(_divided(grad, mesh) for grad in grads), None
+
+
+def _arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    query, key, value, bias, dropout, causal = (*args, *(None, 0.0, False)[len(args) - 3 :])[:6]
+    _check(bias)
+    return query, key, value, causal, dropout
+
+
+def _results(
+    query: Any,
+    key: Any,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    seed: torch.Tensor,
+    offset: torch.Tensor,
+) -> tuple[Any, ...]:
+    mesh = query.device_mesh
+    rows = [_divided(t, mesh) for t in (out, logsumexp)]
+    seeds = [_of_each(t, mesh) for t in (seed, offset)]
+    return *rows, None, None, query.shape[_SEQUENCE], key.shape[_SEQUENCE], *seeds, None
+
+
+def _plan(
+    mesh: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, balanced: bool
+) -> list[ring_attention.Step | None]:
+    queries, keys = query.shape[_SEQUENCE], key.shape[_SEQUENCE]
+    rank, size = mesh.get_local_rank(), mesh.size()
+    return ring_attention.steps(rank, size, queries, keys, causal, balanced)
 
 
 def _check(bias: Any) -> None:

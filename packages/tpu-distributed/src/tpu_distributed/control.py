@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions
 
 from tpu_core.errors import (
     CollectiveMismatchError,
@@ -30,10 +29,13 @@ from tpu_core.errors import (
     TpuError,
 )
 from tpu_distributed import differences
+from tpu_distributed.connections import Connections, Heard
 from tpu_distributed.flights.recorder import RECORDER, Record
 
 # How much of an array a message of the control connection takes along: what costs next to nothing.
-PAYLOAD_BYTES = 1024
+_PAYLOAD_BYTES = 1024
+# No more than this from all ranks together: what a socket takes before anybody reads it.
+_GATHERED_BYTES = 1 << 16
 # How long the others may take to say where they are, once a collective has failed.
 _EXPLAIN_SECONDS = 2.0
 
@@ -56,10 +58,18 @@ class Call:
         shown = ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in self.values)
         return " ".join(part for part in (self.kind, self.detail, shown) if part)
 
+    def __hash__(self) -> int:
+        return self.fingerprint
+
     @cached_property
     def fingerprint(self) -> int:
         """63 bits that are the same in every process."""
         return fingerprint_of(str(self))
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """Whether there is not an element in it."""
+        return all(0 in shape for shape, _ in self.values)
 
 
 class Agreement(Enum):
@@ -104,21 +114,17 @@ class Control:
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        # Sequence and fingerprint of the call, those of a whole program and its constants or 0, and
-        # the payload.
-        self._own = torch.zeros(4 + PAYLOAD_BYTES // 8, dtype=torch.int64)
-        self._all = self._own.repeat(size)
-        rows = self._all.view(size, -1).numpy()
-        self._own_numbers, self._own_payload = (
-            self._own.numpy()[:4],
-            self._own.numpy()[4:].view("u1"),
-        )
-        self._numbers, self._payloads = rows[:, :4], rows.view("u1")[:, 32:]
+        self._connections = self._connected(store)
 
     def called(self, call: Call) -> Record:
         """The record of the next collective. `order` must be held until that is in the queue."""
         self.sequence += 1
         return RECORDER.called(self.name, self.ranks, self.sequence, call)
+
+    @property
+    def payload_bytes(self) -> int:
+        """How much `agree` takes along from each rank."""
+        return min(_PAYLOAD_BYTES, _GATHERED_BYTES // self.size)
 
     def take_back(self, record: Record) -> None:
         """Forget the last collective that was `called`."""
@@ -137,10 +143,10 @@ class Control:
         Args:
             record: Of what this rank wants.
             timeout: Seconds to wait; those of the group unless given.
-            payload: What to give to the others meanwhile: at most `PAYLOAD_BYTES`.
+            payload: What to give to the others meanwhile: at most `payload_bytes`.
 
         Returns:
-            The payload of each rank; nothing where there is none. They hold until the next call.
+            The payload of each rank, not to be written to; nothing where there is none.
 
         Raises:
             CollectiveMismatchError: Ranks want different things.
@@ -150,17 +156,18 @@ class Control:
         """
         if self.size == 1:
             return ()
-        if payload is not None:
-            self._own_payload[: payload.nbytes] = payload.reshape(-1).view(np.uint8)
-        while not self._same(record, (0, 0), timeout):
-            if not self._numbers[:, 2].any():
+        given = b"" if payload is None else payload.tobytes()
+        while True:
+            heard, payloads = self._exchange(record, (0, 0), given, timeout)
+            if all(heard.same):
+                break
+            if not heard.any[2]:
                 raise self._mismatch(record)
             # Some ranks came with a whole program. They come again, with this collective alone.
             self._differ(record, [f"out of spmd(): {record.call} at {record.line}"])
         if payload is None:
             return ()
-        rows = self._payloads[:, : payload.nbytes]
-        return [row.view(payload.dtype).reshape(payload.shape) for row in rows]
+        return [np.frombuffer(p, payload.dtype).reshape(payload.shape) for p in payloads]
 
     def agree_on_program(
         self, record: Record, fingerprints: tuple[int, int], ops: Sequence[str]
@@ -179,18 +186,23 @@ class Control:
         Raises:
             TpuError: As of `agree`, but for mismatches.
         """
-        if self._same(record, fingerprints, None):
+        heard, _ = self._exchange(record, fingerprints, b"", None)
+        if all(heard.same):
             return Agreement.ALL
-        if (self._numbers[:, :3] == self._own_numbers[:3]).all():
+        if all(heard.same[:3]):
             return Agreement.BUT_CONSTANTS
         self._differ(record, ops)
         return Agreement.NOTHING
 
-    def _same(self, record: Record, program: tuple[int, int], timeout: float | None) -> bool:
-        own = self._own_numbers
-        own[:] = record.sequence, record.call.fingerprint, *program
-        self.exchange(self._own, self._all, record, timeout)
-        return bool((self._numbers == own).all())
+    def _exchange(
+        self, record: Record, program: tuple[int, int], payload: bytes, timeout: float | None
+    ) -> tuple[Heard, list[bytes]]:
+        assert self._connections is not None  # there are other ranks
+        seconds = timeout or self.timeout
+        with self.errors(record, seconds):
+            return self._connections.exchange(
+                (record.sequence or 0, record.call.fingerprint, *program), payload, seconds
+            )
 
     def _differ(self, record: Record, ops: Sequence[str]) -> None:
         key = f"program/{record.sequence}"
@@ -200,15 +212,6 @@ class Control:
     def message(self, call: Call) -> Record:
         """The record of a message, which other ranks need not agree to."""
         return RECORDER.called(self.name, self.ranks, None, call)
-
-    def exchange(
-        self, own: torch.Tensor, all: torch.Tensor, record: Record, timeout: float | None = None
-    ) -> None:
-        """Gather a small CPU tensor of each rank into ``all``; errors as of `agree`."""
-        options = AllgatherOptions()
-        options.timeout = timedelta(seconds=timeout or self.timeout)
-        with self.errors(record, options.timeout.total_seconds()):
-            self.gloo._allgather_base(all, own, options).wait()
 
     @contextlib.contextmanager
     def errors(self, record: Record, timeout: float | None = None) -> Iterator[None]:
@@ -230,7 +233,8 @@ class Control:
             yield
         except TpuError:
             raise
-        except RuntimeError as raised:
+        except (RuntimeError, OSError) as raised:
+            self.close()  # those that wait for this rank hear of it at once
             self._failure = self._explain(raised, record, timeout or self.timeout)
             raise self._failure from raised
 
@@ -240,7 +244,22 @@ class Control:
 
     def close(self) -> None:
         """Drop the connection; who still waits for this rank gets a `PeerLostError`."""
+        if self._connections is not None:
+            self._connections.close()
         self.gloo.shutdown()
+
+    def _connected(self, store: Any) -> Connections | None:
+        if self.size == 1:
+            return None
+        try:
+            return Connections(
+                dist.PrefixStore("agreement/", store), self.rank, self.size, self.timeout
+            )
+        except (RuntimeError, OSError) as error:
+            raise ProcessGroupError(
+                f"The ranks of group '{self.name}' could not be connected.",
+                values={"rank": self.rank, "timeout": f"{self.timeout:g} s", "cause": error},
+            ) from error
 
     def _explain(self, error: Exception, record: Record, timeout: float) -> TpuError:
         made: type[TpuError] = PeerLostError

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import PrefixStore
 
@@ -196,7 +197,8 @@ class Group:
     def barrier(self, options: Any) -> Issued:
         """Wait until all ranks are here and have computed what they recorded before."""
         torch.accelerator.synchronize()
-        self.agree(Call("barrier"), _seconds(options)).finish()
+        record, _ = self.agree(Call("barrier"), _seconds(options))
+        record.finish()
         return self._done(Issued([]))
 
     def monitored_barrier(self, options: Any, wait_all: bool) -> None:
@@ -269,23 +271,28 @@ class Group:
             recorded.forget(self)
             SENDER.stop(wait)
 
-    def agree(self, call: Call, timeout: float | None = None) -> Record:
+    def agree(
+        self,
+        call: Call,
+        timeout: float | None = None,
+        payload: np.ndarray[Any, Any] | None = None,
+    ) -> tuple[Record, Sequence[np.ndarray[Any, Any]]]:
         """Wait until all ranks have come to something that no program does.
 
         Args:
             call: What it is.
             timeout: Seconds to wait for the other ranks; the group's unless given.
+            payload: What to tell them meanwhile.
 
         Returns:
-            Its record.
+            Its record, and the payload of each rank where there are others.
         """
         recorded.run_recorded()
         with self.control.order:
             record = self.control.called(call)
-            task = Task(lambda: self.control.agree(record, timeout))
+            task = Task(lambda: self.control.agree(record, timeout, payload))
             SENDER.put(task, waits=True)
-        task.finish()
-        return record
+        return record, task.finish()
 
     def run(
         self,
@@ -325,7 +332,7 @@ class Group:
             assert promise is not None  # of what is new
             promises.append(promise)
         try:
-            carrier = self._carrier(call, inputs, build, on_hosts)
+            carrier = self._carrier(call, inputs, build, written, on_hosts)
         except BaseException:
             for promise in promises:
                 promise.end(True)
@@ -358,16 +365,18 @@ class Group:
         options: Any,
         on_hosts: Reduction | None = None,
     ) -> Issued:
-        values = tuple((tuple(x.shape), x.dtype) for x in inputs)
-        call = self._calls.get((kind, detail, values))
+        key = (kind, detail, *[(x.shape, x.dtype) for x in inputs])
+        call = self._calls.get(key)
         if call is None:
-            call = self._calls[kind, detail, values] = Call(kind, detail, values)
+            call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
+            self._calls[key] = call
         timeout = _seconds(options)
-        if all(x.numel() == 0 for x in inputs):
-            self.agree(call, timeout).finish()
+        if call.is_empty:
+            record, _ = self.agree(call, timeout)
+            record.finish()
             return self._done(Issued(written))
         if kind not in _ROOTED and spmd_region.records(self):
-            what = self._as_op(call, inputs, build, on_hosts)
+            what = self._as_op(call, inputs, build, written, on_hosts)
             recorded.record(self, what, inputs, written)
             return self._done(Issued(written))
         waits = not options.asyncOp
@@ -377,17 +386,23 @@ class Group:
         return self._done(work)
 
     def _as_op(
-        self, call: Call, inputs: Tensors, build: Build, on_hosts: Reduction | None
+        self,
+        call: Call,
+        inputs: Tensors,
+        build: Build,
+        written: Tensors,
+        on_hosts: Reduction | None,
     ) -> Recorded:
-        shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
-        what = self._recorded.get((call, shapes))
+        key = _key(call, inputs, written)
+        what = self._recorded.get(key)
         if what is None:
             p, results = self._built(inputs, build, self.size)
             outputs = tuple((r.shape, DTYPES[r.element]) for r in results)
             like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
-            carrier = partial(self._carrier, call, like, build, on_hosts)
+            results_like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in written]
+            carrier = partial(self._carrier, call, like, build, results_like, on_hosts)
             what = Recorded(call, p.text(results), outputs, carrier)
-            self._recorded[call, shapes] = what
+            self._recorded[key] = what
         return what
 
     def _done(self, work: Issued) -> Issued:
@@ -396,10 +411,15 @@ class Group:
         return work
 
     def _carrier(
-        self, call: Call, inputs: Tensors, build: Build, on_hosts: Reduction | None
+        self,
+        call: Call,
+        inputs: Tensors,
+        build: Build,
+        written: Tensors,
+        on_hosts: Reduction | None,
     ) -> Carrier:
-        shapes = tuple((tuple(x.shape), x.dtype) for x in inputs)
-        carrier = self._carriers.get((call, shapes))
+        key = _key(call, inputs, written)
+        carrier = self._carriers.get(key)
         if carrier is None:
             client = runtime.runtime().client
             on_cpu = client.platform.name == "cpu"
@@ -412,7 +432,7 @@ class Group:
                 carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
             else:
                 carrier = OnDevices(self._program(call, inputs, build, self.devices))
-            self._carriers[call, shapes] = carrier
+            self._carriers[key] = carrier
         return carrier
 
     def _program(
@@ -449,6 +469,11 @@ class Group:
 def _seconds(options: Any) -> float | None:
     seconds = options.timeout.total_seconds()
     return seconds if seconds > 0 else None
+
+
+def _key(call: Call, inputs: Tensors, written: Tensors) -> Any:
+    """What a program is made for: ranks may want equal results in different shapes."""
+    return call, *[(x.shape, x.dtype) for x in inputs], *[x.shape for x in written]
 
 
 def _unchanged(p: Program, xs: list[Value]) -> list[Value]:

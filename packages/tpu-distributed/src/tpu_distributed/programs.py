@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.distributed.distributed_c10d import AllreduceOptions
+from torch.utils.dlpack import from_dlpack
 
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.client import Loaded
-from tpu_distributed.control import PAYLOAD_BYTES, Control
+from tpu_distributed.control import Control
 from tpu_distributed.flights.recorder import Record
 from tpu_distributed.reductions import Reduction
 
@@ -97,7 +98,7 @@ class OnHosts:
         device: Any,
     ) -> None:
         self._control, self._reduction, self._device = control, reduction, device
-        self._take = None if nbytes <= PAYLOAD_BYTES and control.size > 1 else take()
+        self._take = None if nbytes <= control.payload_bytes and control.size > 1 else take()
 
     @staticmethod
     def serves(reduction: Reduction, dtype: torch.dtype) -> bool:
@@ -125,9 +126,9 @@ class OnHosts:
             # The program waits for those that still read the memory.
             (array,) = self._take.execute(list(arrays)).consume_with_handlers(self._take.handlers)
             array.block_until_ready()
-            memory = torch.from_dlpack(array)
+            memory = from_dlpack(array.__dlpack__())
         else:
-            memory = torch.from_dlpack(arrays[0].block_until_ready()).clone()
+            memory = from_dlpack(arrays[0].block_until_ready().__dlpack__()).clone()
             array = None
         if self._reduction.name == "PREMUL_SUM":
             memory *= self._reduction.factor

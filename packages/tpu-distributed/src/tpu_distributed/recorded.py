@@ -96,6 +96,8 @@ def group_of(node: Node) -> Group:
 
 def run_recorded() -> None:
     """Run the programs that collectives were recorded in."""
+    if not _kept:
+        return
     _drop_run()
     if _kept:
         _C.flush_all(-1, "collective")

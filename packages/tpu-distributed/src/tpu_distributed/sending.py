@@ -14,9 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from tpu_core import synchronization
+
+T = TypeVar("T")
 
 # How long the end of the process waits for what is not sent yet.
 _EXIT_SECONDS = 5.0
@@ -41,6 +43,7 @@ class Sender:
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._is_woken = False
         self._turn = threading.Lock()  # of the thread that sends
         self._users = 0
         self._thread: threading.Thread | None = None
@@ -80,7 +83,9 @@ class Sender:
             waits: Whether the caller is going to `wait` for it at once.
         """
         self._jobs.append(job)
-        if not waits:  # or the caller sends it: the thread would only take the turn from it
+        # Where the caller waits it sends it: the thread would only take the turn from it.
+        if not waits and not self._is_woken:
+            self._is_woken = True
             self._wake.put(True)
 
     def wait(self, job: Job) -> None:
@@ -117,37 +122,41 @@ class Sender:
 
     def _run(self) -> None:
         while self._wake.get():
-            with self._turn:
-                if self._jobs:
-                    self._send_next()
+            self._is_woken = False  # what is put from here on may be too late for the loop
+            while self._jobs:
+                with self._turn:
+                    if self._jobs:
+                        self._send_next()
 
 
-class Task:
+class Task(Generic[T]):
     """A function as a job.
 
     Args:
         function: What to call in its turn.
     """
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
+        self._results: list[T] = []
         self._error: BaseException | None = None
         self.is_sent = False
 
     def send(self) -> list[Any]:
         """Call it."""
         try:
-            self._function()
+            self._results.append(self._function())
         except BaseException as error:
             self._error = error
         self.is_sent = True
         return []
 
-    def finish(self) -> None:
-        """Return when it was called, and raise what it raised."""
+    def finish(self) -> T:
+        """What it returned, once it was called; raises what it raised."""
         SENDER.wait(self)
         if self._error is not None:
             raise self._error
+        return self._results[0]
 
 
 SENDER = Sender()

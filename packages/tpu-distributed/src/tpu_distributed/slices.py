@@ -19,6 +19,7 @@ from tpu_core.errors import ProcessGroupError
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed.control import Control
 from tpu_distributed.flights.recorder import Record
+from tpu_distributed.programs import OnDevices
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -114,8 +115,7 @@ class OnWholeSlice:
     ) -> list[Any]:
         """Give it to the device; errors as of `groups_of`."""
         program = self.program(groups_of(payloads, record))
-        results = program.execute(list(arrays))
-        return list(results.consume_with_handlers(program.handlers))
+        return OnDevices(program).run(arrays, takes, payloads, record)
 
 
 def groups_of(payloads: Sequence[np.ndarray[Any, Any]], record: Record) -> Groups:

@@ -244,6 +244,12 @@ class Program:
         )
         return self._op("all_to_all", [x], x.shape, x.element, attributes)
 
+    def permute(self, x: Value, to: Sequence[int]) -> Value:
+        """The value of replica ``i`` on replica ``to[i]``, for all of them."""
+        pairs = [[group[i], group[j]] for group in self._groups for i, j in enumerate(to)]
+        attributes = f"{{source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>}}"
+        return self._op("collective_permute", [x], x.shape, x.element, attributes)
+
     def reduce_rows(self, x: Value, op: str) -> Value:
         """The reduction over the first dim, in order."""
         result = self.row(x, 0)

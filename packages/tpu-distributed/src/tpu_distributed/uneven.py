@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tpu_distributed.control import Call
 from tpu_distributed.reductions import Reduction
-from tpu_distributed.sending import SENDER, Task
 from tpu_distributed.stablehlo import Program, Value
 from tpu_distributed.work import Issued
 
@@ -80,30 +80,37 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) ->
     """Input ``i`` to rank ``i``; only the two of them know its size."""
     dtype = inputs[0].dtype
     call = Call("all_to_all", "uneven", (((), dtype),))
-    record = group.agree(call, _seconds(options))
-    own = torch.tensor([max(t.numel() for t in (*inputs, *outputs))])
-    longest = own
-    if group.size > 1:
-        everyone = torch.zeros(group.size, dtype=torch.int64)
-        timeout = _seconds(options)
-        task = Task(lambda: group.control.exchange(own, everyone, record, timeout))
-        SENDER.put(task, waits=True)
-        task.finish()
-        longest = everyone.max()
-    length = int(longest)
+    # Of the parts with elements: the longest, and whom the only one is for, or -1.
+    given = [i for i, x in enumerate(inputs) if x.numel()]
+    longest = max(t.numel() for t in (*inputs, *outputs))
+    own = np.array([longest, given[0] if len(given) == 1 else -1])
+    record, told = group.agree(call, _seconds(options), own)
+    plans = np.array(told or [own])
+    length, to = int(plans[:, 0].max()), plans[:, 1].tolist()
     if length == 0:
         record.finish()
         return Issued(outputs)
-    parts = Call("all_to_all", "uneven", (((group.size, length), dtype),))
+    written = outputs
+    if sorted(to) == list(range(group.size)):
+        # One part from each and one to each, as in a ring: the others are not padded and sent.
+        inputs, written = [inputs[to[group.rank]]], [outputs[to.index(group.rank)]]
 
-    def build(p: Program, rows: list[Value]) -> list[Value]:
-        exchanged = p.all_to_all(p.stack(rows))
-        return [p.row(exchanged, i) for i in range(p.size)]
+        def build(p: Program, rows: list[Value]) -> list[Value]:
+            return [p.permute(rows[0], to)]
 
+        detail = f"of one part each, to {', '.join(map(str, to))}"
+    else:
+
+        def build(p: Program, rows: list[Value]) -> list[Value]:
+            exchanged = p.all_to_all(p.stack(rows))
+            return [p.row(exchanged, i) for i in range(p.size)]
+
+        detail = "uneven"
+    parts = Call("all_to_all", detail, (((len(inputs), length), dtype),))
     rows = [_padded(x, length) for x in inputs]
-    padded = [x.new_empty(length) for x in inputs]
+    padded = [x.new_empty(length) for x in rows]
     group.run(parts, rows, build, padded, agreed=record)
-    for out, whole in zip(outputs, padded):
+    for out, whole in zip(written, padded):
         _write_start(out, whole)
     return Issued(outputs)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import uuid
 from typing import Any
 
 from tpu_core import runtime
 from tpu_core.pjrt import distributed
 from tpu_core.pjrt.distributed import World
+from tpu_distributed.connections import own_host
 from tpu_distributed.launch import environment
 
 
@@ -32,7 +31,7 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
     key = "world"
     if rank == 0:
         service, presence = distributed.start_coordinator(size)
-        store.set(key, f"{uuid.uuid4().hex} {_host()} {service} {presence}")
+        store.set(key, f"{uuid.uuid4().hex} {own_host()} {service} {presence}")
     name, host, service, presence = store.get(key).decode().split()
     world, ports = World(name, rank, size), (int(service), int(presence))
     runtime.join_world(lambda: distributed.join(world, host, ports, timeout))
@@ -45,24 +44,3 @@ def _is_current(store: Any, rank: int, size: int) -> bool:
     store.set(f"in/{rank}", world.name if world is not None and fits else "")
     names = {store.get(f"in/{r}") for r in range(size)}
     return len(names) == 1 and names != {b""}
-
-
-def _host() -> str:
-    """Where other processes reach this one, which is rank 0.
-
-    That is not always ``MASTER_ADDR``: a group that is made of the processes that are left, once a
-    host was lost, may begin on another one.
-    """
-    master = os.environ.get("MASTER_ADDR")
-    own = socket.gethostname()
-    with contextlib.suppress(OSError):
-        if not master:
-            socket.getaddrinfo(own, None)
-            return own
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(
-            master, 9, socket.AF_INET, socket.SOCK_DGRAM
-        )
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing; the system picks the own address for it
-            return str(probe.getsockname()[0])
-    return master or "localhost"

@@ -12,6 +12,9 @@ from tpu_kernels.calls import from_flax as from_flax
 from tpu_kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from tpu_kernels.decorator import JaxOp as JaxOp
 from tpu_kernels.decorator import jax_op as jax_op
+from tpu_kernels.int4_mm import int4_mm as int4_mm
+from tpu_kernels.int4_mm import int4_pack as int4_pack
+from tpu_kernels.int4_mm import int4_repack as int4_repack
 from tpu_kernels.modules import to_jax_function as to_jax_function
 from tpu_kernels.ops.table import using as using
 from tpu_kernels.paged_attention import paged_attention as paged_attention
@@ -28,6 +31,9 @@ __all__ = [
     "__version__",
     "call_jax",
     "from_flax",
+    "int4_mm",
+    "int4_pack",
+    "int4_repack",
     "interpret",
     "jax_op",
     "linear_cross_entropy",

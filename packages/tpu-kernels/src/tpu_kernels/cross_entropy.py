@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from tpu_kernels.decorator import jax_op
@@ -63,7 +63,7 @@ def linear_cross_entropy(
 
     Returns:
         A number, or losses of the shape of ``target`` for ``"none"``, in the dtype of ``hidden``.
-        Gradients are of the first order.
+        A second derivative builds the logits.
 
     Raises:
         ValueError: An argument has a wrong shape or value.
@@ -159,16 +159,86 @@ class _Losses(torch.autograd.Function):
         ctx.options = smoothing, softcap, chunk
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
         hidden, weight, target, bias, logsumexp, slopes = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
+        given = (grad, hidden, weight, bias, target, logsumexp, slopes)
+        of_hidden, of_weight, of_bias = _Gradients.apply(*given, *ctx.options, *wanted)
+        return of_hidden, of_weight, None, of_bias, *(None,) * 4
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of `_Losses`; theirs are those of the formula, with the logits in hand."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        grad: torch.Tensor,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        target: torch.Tensor,
+        logsumexp: torch.Tensor,
+        slopes: torch.Tensor,
+        smoothing: float,
+        softcap: float,
+        chunk: int,
+        wants_hidden: bool,
+        wants_layer: bool,
+    ) -> Any:
         of_hidden = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
+        if wants_hidden:
             of_hidden = (grad[:, None] * slopes).to(hidden.dtype)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+        if wants_layer:
             given = (grad, logsumexp, hidden, weight, target, bias)
-            of_weight, of_bias = _backward(*given, *ctx.options)
-        return of_hidden, of_weight, None, of_bias if bias is not None else None, *(None,) * 4
+            of_weight, of_bias = _backward(*given, smoothing, softcap, chunk)
+        return of_hidden, of_weight, of_bias if bias is not None else None
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:5])
+        ctx.options = inputs[7:9]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        grad, hidden, weight, bias, target = ctx.saved_tensors
+        places = [i for i, g in enumerate(grads) if g is not None]
+        if not places:
+            return (None,) * 12
+        leaves = (grad, hidden, weight) if bias is None else (grad, hidden, weight, bias)
+
+        def chosen(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found = _gradients(leaves, target, *ctx.options)
+            return tuple(found[i] for i in places)
+
+        pull = torch.func.vjp(chosen, *leaves)[1]
+        made = pull(tuple(grads[i] for i in places))
+        return *made, *(None,) * (12 - len(made))
+
+
+def _gradients(
+    leaves: Sequence[torch.Tensor], target: torch.Tensor, smoothing: float, softcap: float
+) -> tuple[torch.Tensor, ...]:
+    """Of hidden states, weight and bias, in ops that have gradients.
+
+    Args:
+        leaves: Gradient of the losses, hidden states, weight, and bias if there is one.
+        target, smoothing, softcap: As of `_Losses`.
+    """
+    grad, hidden, weight, *bias = leaves
+    wide = grad.dtype
+    logits = F.linear(hidden.to(wide), weight.to(wide), *(b.to(wide) for b in bias))
+    bounded = torch.tanh(logits / softcap) if softcap else None
+    shares = (logits if bounded is None else softcap * bounded).softmax(1)
+    is_target = F.one_hot(target.long(), weight.size(0)).to(wide)
+    slopes = shares - (1 - smoothing) * is_target - smoothing / weight.size(0)
+    slopes = slopes * grad[:, None]
+    if bounded is not None:
+        slopes = slopes * (1 - bounded.square())
+    made = slopes @ weight.to(wide), slopes.T @ hidden.to(wide), slopes.sum(0)
+    return tuple(x.to(like.dtype) for x, like in zip(made, (hidden, weight, *bias)))
 
 
 def _check(hidden: Any, weight: Any, target: Any, bias: Any, reduction: str) -> None:

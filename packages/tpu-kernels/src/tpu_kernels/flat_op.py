@@ -16,7 +16,7 @@ from tpu_core.lowering.registry import register
 from tpu_kernels import sizes
 from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
 from tpu_kernels.derivatives import Derivatives
-from tpu_kernels.tracing import Traced, is_wide, trace, user_enabled_x64
+from tpu_kernels.tracing import Traced, absent_chip, is_wide, trace, user_enabled_x64
 
 
 class FlatOp:
@@ -100,7 +100,8 @@ class FlatOp:
         avals = [jax.ShapeDtypeStruct(tuple(x.shape), np.dtype(x.dtype)) for x in given]
         wide = is_wide(avals, self._x64)
         rest = unflatten(self.arguments, values, (None if x is None else "" for x in flat))
-        key = (tuple((a.shape, a.dtype) for a in avals), _frozen(rest), wide)
+        chip = absent_chip()
+        key = (tuple((a.shape, a.dtype) for a in avals), _frozen(rest), wide, chip)
         found = self._traced.get(key)
         if found is None:
             lengths: list[int] = []
@@ -109,7 +110,7 @@ class FlatOp:
                 lengths.clear()
                 return flat_results(self.returns, self._call(values, flat, arrays), lengths)
 
-            traced = trace(self.name, flat_fn, avals, wide, self.origin)
+            traced = trace(self.name, flat_fn, avals, wide, self.origin, chip)
             found = self._traced[key] = traced, lengths
         return found
 

@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_core import runtime
+from tpu_core import platforms, runtime
 from tpu_core.errors import JaxFunctionError, TpuError
+from tpu_core.lowering.implementations import target
+from tpu_core.pjrt.chips import chip_named, traced_for
 from tpu_kernels.digest import digest
 
 _WIDE_FLOATS = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -61,8 +64,21 @@ def narrow(aval: Any, wide: bool) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, dtype)
 
 
+def absent_chip() -> str | None:
+    """Generation of the TPU that is traced for, where it is none that is attached."""
+    if platforms.resolve().name == "tpu":
+        return None
+    where = target()
+    return where.kind if where.platform == "tpu" else traced_for()
+
+
 def trace(
-    name: str, fn: Callable[..., list[Any]], avals: Sequence[Any], wide: bool, origin: Any = None
+    name: str,
+    fn: Callable[..., list[Any]],
+    avals: Sequence[Any],
+    wide: bool,
+    origin: Any = None,
+    chip: str | None = None,
 ) -> Traced:
     """Trace a function of flat arrays.
 
@@ -72,6 +88,7 @@ def trace(
         avals: Shapes and dtypes of its arguments.
         wide: Whether 64-bit types are on.
         origin: The user's function, whose closure and globals are searched for leaked tracers.
+        chip: What it is told if it asks for the chip; see `absent_chip`.
 
     Raises:
         JaxFunctionError: The function raises, leaks tracers, or has side effects.
@@ -79,7 +96,8 @@ def trace(
     arguments = [narrow(a, wide) for a in avals]
     # A function that uses PyTorch itself, as one of Helion does, shall not see the fake tensors of
     # who asks for the shapes.
-    with jax.enable_x64(wide), _disable_current_modes():
+    named = nullcontext() if chip is None else chip_named(chip)
+    with jax.enable_x64(wide), _disable_current_modes(), named:
         try:
             closed = jax.make_jaxpr(fn)(*arguments)
         except TpuError:

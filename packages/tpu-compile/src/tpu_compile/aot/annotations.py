@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from torch.fx import Node
 
@@ -42,6 +43,25 @@ def constrain(value: jax.Array, spec: Spec, open_rest: bool = False) -> jax.Arra
     whole: list[Any] = [*spec, *[None] * (value.ndim - len(spec))]
     whole = [free if axes is None and open_rest else axes for axes in whole]
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, PartitionSpec(*whole)))
+
+
+def in_halves(value: jax.Array, spec: Spec) -> jax.Array:
+    """An input of the program; one of 64-bit integers is put together from its halves.
+
+    XLA works on halves of 64 bits, and where it divides one further than the input is, it slices
+    the input before. libtpu 0.0.42.1 ends with a failed check for such a slice on tpu7x. A half
+    that is divided as the input can only be sliced itself.
+
+    Args:
+        value: The input.
+        spec: How it is divided.
+    """
+    mesh = _mesh.get()
+    if mesh is None or mesh.size == 1 or value.dtype not in (jnp.int64, jnp.uint64):
+        return value
+    low = constrain(value.astype(jnp.uint32), spec)
+    high = constrain((value >> 32).astype(jnp.uint32), spec)
+    return (high.astype(value.dtype) << 32) | low.astype(value.dtype)
 
 
 def divide_value(

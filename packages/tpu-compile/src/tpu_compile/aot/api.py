@@ -161,6 +161,7 @@ def _prepare(
     from tpu_compile.aot.lower import lower
     from tpu_compile.aot.process import compile_program
     from tpu_core import lowering, runtime
+    from tpu_core.pjrt.chips import tracing_for
 
     runtime.runtime()  # jax must not look for platforms of its own
     lowering.load()
@@ -181,7 +182,8 @@ def _prepare(
         yield
         seconds[name] = time.perf_counter() - began
 
-    with stage("tracing"):
+    # A JAX function may ask for the chip while it is traced.
+    with stage("tracing"), tracing_for(topology.chip.kind):
         captured, runs, notes = capture_scanned(job, scan, remat)
     with stage("lowering"):
         program, kernels = lower(captured, mesh, topology.chip.kind)

@@ -1,4 +1,4 @@
-"""The op that writes into a graph how a tensor, and its gradient, are divided over the mesh."""
+"""Ops that write into a graph how tensors and gradients are divided over the mesh, and when."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tpu_compile.aot.annotations import divide_value
 from tpu_core.lowering.registry import REGISTRY, register
 
 _NAME = "tpu_compile.divided.default"
+_BEHIND = "tpu_compile.behind.default"
 _libraries: list[torch.library.Library] = []  # an op ends with its library
 
 
@@ -54,6 +55,13 @@ def divide(x: torch.Tensor, forward: Division, backward: Division | None) -> tor
     return made
 
 
+def behind(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """``x``, which XLA must not use before ``first`` is there."""
+    _define()
+    made: torch.Tensor = torch.ops.tpu_compile.behind(x, first)
+    return made
+
+
 class _Divide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, forward: Division, backward: Division | None) -> Any:
@@ -77,9 +85,12 @@ def _define() -> None:
     library = torch.library.Library("tpu_compile", "FRAGMENT")
     library.define("divided(Tensor x, str division) -> Tensor")
     library.impl("divided", lambda x, division: torch.empty_like(x), "Meta")
+    library.define("behind(Tensor x, Tensor first) -> Tensor")
+    library.impl("behind", lambda x, first: torch.empty_like(x), "Meta")
     _libraries.append(library)
     if _NAME not in REGISTRY:
         register(_NAME, _lower)
+        register(_BEHIND, _lower_behind)
 
 
 def _lower(x: jax.Array, division: str) -> jax.Array:
@@ -87,6 +98,11 @@ def _lower(x: jax.Array, division: str) -> jax.Array:
     dims = tuple(tuple(axes) for axes in wanted["dims"])
     dims += ((),) * (x.ndim - len(dims))
     return divide_value(x, dims, tuple(wanted["whole_over"]), wanted["is_closed"])
+
+
+def _lower_behind(x: jax.Array, first: jax.Array) -> jax.Array:
+    made: jax.Array = jax.lax.optimization_barrier((x, first))[0]
+    return made
 
 
 def is_open(node: Node) -> bool:

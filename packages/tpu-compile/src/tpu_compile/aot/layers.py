@@ -20,6 +20,7 @@ from tpu_compile.aot import scan as scans
 from tpu_compile.aot.capture import Captured, Job, capture
 from tpu_compile.aot.parallelism import FullyShard
 from tpu_compile.aot.repeats import find
+from tpu_compile.aot.resharding import Resharding
 from tpu_compile.aot.sharding import Spec, batch_spec
 from tpu_compile.aot.state import ModelState, NotStackable, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace
@@ -181,10 +182,11 @@ def _trace_layer(
         args, kwargs = tree_unflatten(given, tree)
         with _holding(first, dict(zip(stacks, values[1 + constants :]))), scopes.watch():
             sharded.enter(first)  # no hook is called for the layer itself
+            result = None
             try:
                 result = original(first, *args, **kwargs)
             finally:
-                sharded.leave(first)
+                sharded.leave(first, result)
         y: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return y
 
@@ -203,7 +205,8 @@ def _trace_layer(
         return [y.detach(), *filled]
 
     def backward(*values: torch.Tensor) -> list[torch.Tensor]:
-        return joint(*values)[1:]
+        with Resharding.recomputing():
+            return joint(*values)[1:]
 
     carry, specs = _specs(job, state, run, tensors[0])
     make = functools.partial(

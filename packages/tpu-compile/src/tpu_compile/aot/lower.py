@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from tpu_compile.aot.annotations import over, scope
+from tpu_compile.aot.annotations import in_halves, over, scope
 from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.plan import KernelUse
 from tpu_compile.aot.sharding import Spec
@@ -20,6 +20,7 @@ from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import Target, Use, lowering_for, noting
+from tpu_core.pjrt.chips import chip
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
 
@@ -34,7 +35,8 @@ def lower(
         mesh: Size of each axis.
         kind: Generation of the chips, ``"TPU v5e"``.
     """
-    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    # Kernels ask jax which chip they are for.
+    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh), abstract_device=chip(kind))
 
     def sharding(spec: Spec) -> NamedSharding:
         return NamedSharding(abstract, PartitionSpec(*spec))
@@ -49,7 +51,8 @@ def lower(
         results[result] = sharding(captured.inputs[place].spec)
 
     def main(*arrays: jax.Array) -> list[jax.Array]:
-        return run_graph(captured.graph, arrays[:-1], arrays[-1], entry_of=lowering_of, scope=scope)
+        given = [in_halves(a, leaf.spec) for a, leaf in zip(arrays, captured.inputs)]
+        return run_graph(captured.graph, given, arrays[-1], entry_of=lowering_of, scope=scope)
 
     def lowered() -> tuple[Any, list[Use]]:
         function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)

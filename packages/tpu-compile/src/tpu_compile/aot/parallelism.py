@@ -24,6 +24,7 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from tpu_compile.aot import divided
+from tpu_compile.aot.resharding import Resharding
 from tpu_compile.aot.sharding import Spec, axis_names, names_of, placed
 from tpu_core.errors import MeshError
 
@@ -71,14 +72,19 @@ class Gathered:
     Attributes:
         axis: Of the mesh, which divides the parameter where it is kept.
         dtype: That of the forward and backward pass.
+        group: Of those that are gathered again for the backward pass; None where they are kept.
     """
 
     axis: str
     dtype: torch.dtype | None
+    group: int | None
 
 
 class FullyShard:
     """What `fully_shard` has made of a model: parameters are gathered while their module runs.
+
+    With ``reshard_after_forward`` they are gathered again for the backward pass. A number of
+    devices to reshard to is taken as True.
 
     Args:
         model: Any model.
@@ -89,8 +95,15 @@ class FullyShard:
     def __init__(self, model: Module, mesh: Mapping[str, int], specs: Mapping[str, Spec]) -> None:
         self._states = _states(model)
         gathered: dict[int, Gathered] = {}
-        for state in self._states:
+        self._resharding = Resharding()
+        self._groups: dict[int, int] = {}
+        for number, state in enumerate(self._states):
+            # The first module to run, the root, keeps its parameters unless it is told not to.
+            keeps = state._auto_reshard_after_forward and model in state._modules
             for group in state._fsdp_param_groups:
+                again = group.post_forward_mesh_info is not None and not keeps
+                if again:
+                    self._groups.update((id(m), number) for m in state._modules)
                 for p in group.fsdp_params:
                     info = p.mesh_info
                     if info.shard_mesh_dim is None:
@@ -98,7 +111,7 @@ class FullyShard:
                     name = (info.mesh.mesh_dim_names or tuple(mesh))[info.shard_mesh_dim]
                     is_float = p.sharded_param.dtype.is_floating_point
                     dtype = state._mp_policy.param_dtype if is_float else None
-                    gathered[id(p.sharded_param)] = Gathered(name, dtype)
+                    gathered[id(p.sharded_param)] = Gathered(name, dtype, number if again else None)
         self._uses: dict[int, list[tuple[str, Gathered, Spec]]] = {}
         for prefix, module in model.named_modules():
             for name, p in module._parameters.items():
@@ -120,10 +133,12 @@ class FullyShard:
             for hook in (
                 module_hooks.register_module_forward_pre_hook(lambda m, _: self.enter(m)),
                 module_hooks.register_module_forward_hook(
-                    lambda m, _, __: self.leave(m), always_call=True
+                    lambda m, _, output: self.leave(m, output), always_call=True
                 ),
             ):
                 stack.callback(hook.remove)
+            if self._groups:
+                stack.enter_context(self._resharding.saving())
             yield
 
     def enter(self, module: Module) -> None:
@@ -135,12 +150,17 @@ class FullyShard:
         for name, use, spec in uses:
             whole = tuple(tuple(a for a in names_of(axes) if a != use.axis) for axes in spec)
             value = table[name] if use.dtype is None else table[name].to(use.dtype)
-            table[name] = divided.divide(value, divided.closed(whole), divided.closed(spec))
+            division = divided.closed(whole)
+            table[name] = divided.divide(value, division, divided.closed(spec))
+            if use.group is not None:
+                self._resharding.gathered(table[name], value, division, use.group)
 
-    def leave(self, module: Module) -> None:
+    def leave(self, module: Module, output: Any) -> None:
         """Put a module's own parameters back."""
         table: Any = module._parameters
         table.update(self._kept.pop())
+        if (group := self._groups.get(id(module))) is not None:
+            self._resharding.returned(output, group)
 
 
 def _states(model: Module) -> list[Any]:

@@ -23,6 +23,7 @@ from tpu_compile.aot.annotations import constrain, scope
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.draws import is_random
 from tpu_compile.lookup import lowering_of, outputs
+from tpu_compile.moved_lanes import move_lanes
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register
 from tpu_core.recorder.compute import run_graph
@@ -273,6 +274,8 @@ def partition(joint: GraphModule, inputs: int) -> tuple[GraphModule, GraphModule
     order = [str(n.name) for n in backward.graph.nodes if n.op == "placeholder"][:-1]
     fresh = [str(n.name) for n in saved if kept[n.name] < 0]
     assert [n for n in order if kept[n] < 0] == fresh, "the parts disagree on what is kept"
+    for part in (forward, backward):
+        move_lanes(part)
     return forward, backward, tuple(kept[name] for name in order)
 
 

@@ -27,6 +27,7 @@ from tpu_compile.aot.biases import add_late
 from tpu_compile.aot.products import keep_rows
 from tpu_compile.graphs import decompositions
 from tpu_compile.lookup import lowering_of
+from tpu_compile.moved_lanes import move_lanes
 from tpu_core.errors import DataDependentError, UnsupportedOpError
 
 _DATA_DEPENDENT = (
@@ -192,6 +193,8 @@ def trace(
     _simplify(graph)
     add_late(graph)
     keep_rows(graph)
+    if not keep_views:  # a partitioner does not know what can be computed again
+        move_lanes(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     _check(graph)

@@ -18,6 +18,8 @@ from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.implementations import noting
+from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder.miss import dtype_of_code
 from tpu_core.recorder.plan import NodePlan
@@ -153,7 +155,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 continue
             operands = [values[i] for i in node.operands]
             try:
-                with jax.named_scope(node.label):
+                with jax.named_scope(node.label), noting() as uses:
                     results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
             except KernelRuleError as error:
                 raise error.at(node.line) from None
@@ -168,6 +170,8 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 )
                 failed.node = i
                 raise failed from error
+            for use in uses:
+                METRICS.kernel(KernelChoice(use.kernel, use.implementation, use.why, node.line))
             for slot, value in zip(node.outputs, results):
                 if slot is not None:
                     expected = segment.slots[slot]

@@ -28,8 +28,10 @@ class Requirement:
         priority: ``P0``: common programs break without it; ``P1``: expected; ``P2``: nice to have.
         status: Whether it is there.
         names: Attributes that ``torch.tpu`` must have.
-        check: Name of the function in ``tests/device_contract`` that checks the behaviour.
+        check: Name of the function in ``tests/device_contract`` that checks the behaviour; of
+            another package, what does so in its tests.
         note: What to do instead, where it is not there.
+        package: Has it.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Requirement:
     names: tuple[str, ...] = ()
     check: str | None = None
     note: str | None = None
+    package: str = "tpu-core"
 
     @property
     def group(self) -> str:
@@ -112,8 +115,8 @@ def contract_page() -> str:
         "",
         "What PyTorch and the libraries on top of it ask of a device, and what the device `tpu`",
         "has of it. **P0**: common programs break without it. **P1**: expected. **P2**: nice to",
-        "have. The rows marked *yes* are checked one by one by the tests of tpu-core; this page is",
-        "generated from the same table.",
+        "have. The rows marked *yes* are checked one by one by the tests of the package that has",
+        "it; this page is generated from the same table.",
     ]
     for letter, title in contract.groups.items():
         out += ["", f"## {title}", "", "| # | Feature | Requirement | Priority | There |"]
@@ -124,6 +127,8 @@ def contract_page() -> str:
                 text += " Names on `torch.tpu`: " + ", ".join(f"`{n}`" for n in r.names) + "."
             if r.note:
                 text += f" *{r.note}*"
+            if r.package != "tpu-core":
+                text += f" *With the package {r.package}.*"
             row = (r.id, r.feature, text, r.priority, r.status)
             out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join(out) + "\n"

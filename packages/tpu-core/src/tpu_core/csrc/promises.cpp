@@ -80,11 +80,20 @@ class Operand {
     return own_value(t.resolve_conj().resolve_neg());
   }
 
+  static bool unsettled(const ValuePtr& v) {
+    return v->state != State::Uninitialized && v->state != State::Ready && !v->is_promised();
+  }
+
   static Held settled(const at::Tensor& t) {
+    {
+      Lock lock(g_mutex, std::defer_lock);
+      acquire(lock);
+      if (!unsettled(cell_of(t)->value)) return Held(cell_of(t)->value);
+    }
     WithoutGil no_gil;
     Lock lock(g_mutex);
     ValuePtr v = cell_of(t)->value;
-    if (v->state != State::Uninitialized && !v->is_promised()) settle(v, lock, "collective");
+    if (unsettled(v)) settle(v, lock, "collective");
     return Held(std::move(v));
   }
 

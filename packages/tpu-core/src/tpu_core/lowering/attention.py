@@ -137,7 +137,11 @@ def attention_backward(
     q, k, v, y, dy = (_four_dims(x) for x in (query, key_, value, output, grad_out))
     heads = k.shape[1]
     s = _scores(q, k, attn_bias, is_causal, scale)
-    p, _ = _softmax(s)
+    p, own = _softmax(s)
+    # The keys may be some of those that the output was computed from, as in ring attention. Else
+    # the factor is 1, and the forward pass's probabilities serve.
+    share = jnp.exp(_finite(cast(own, logsumexp.dtype)) - _finite(logsumexp))
+    dy = dy * cast(share, dy.dtype)[..., None]
     dp = contract(_fold(dy, heads), v, _QUERY_KEY).reshape(p.shape)
     dropped = p
     if dropout_p > 0:

@@ -117,6 +117,14 @@ def _details(facts: Facts) -> list[Table]:
             compiles,
         ),
         Table(
+            _title("Kernels", len(facts.kernels), "first"),
+            ("op", "chosen", "count", "line", "why"),
+            [
+                (choice.op, choice.implementation, str(count), short(choice.line), choice.why)
+                for choice, count in facts.kernels[:_MOST_ROWS]
+            ],
+        ),
+        Table(
             _title("Fallbacks", len(facts.fallbacks), "slowest"),
             ("op", "count", "seconds", "first line"),
             [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_core.errors_base import format_bytes
-from tpu_core.metrics import CompileEvent, Fallback, Runs
+from tpu_core.metrics import CompileEvent, Fallback, KernelChoice, Runs
 
 if TYPE_CHECKING:
     from tpu_core.metrics import Metrics
@@ -48,6 +48,7 @@ class Facts:
         programs: In the order in which they were made.
         causes: Of programs that are not the first of their ops, the costliest first.
         fallbacks: Ops that ran on the CPU, the slowest first.
+        kernels: Which implementation of an op was chosen for a program, and how often, as it came.
         syncs: (reason, line, count) of waits for the device, the most frequent first.
         runs_counted: Whether the runs of each program are known.
         time: When they were collected, as of `time.time`.
@@ -57,6 +58,7 @@ class Facts:
     programs: list[ProgramFacts]
     causes: list[Cause]
     fallbacks: list[tuple[str, Fallback]]
+    kernels: list[tuple[KernelChoice, int]]
     syncs: list[tuple[str, str | None, int]]
     runs_counted: bool
     time: float
@@ -71,6 +73,7 @@ def collect(metrics: Metrics) -> Facts:
         [ProgramFacts(e, (runs or {}).get(e.key, Runs())) for e in events],
         _causes(events),
         sorted(metrics.fallbacks().items(), key=lambda item: -item[1].seconds),
+        list(metrics.kernels().items()),
         [(reason, line, count) for (reason, line), count in syncs],
         runs is not None,
         time.time(),

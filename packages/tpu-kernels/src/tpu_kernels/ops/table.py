@@ -9,6 +9,7 @@ from tpu_core.device import settings
 from tpu_kernels.ops.attention.api import KERNEL as ATTENTION
 from tpu_kernels.ops.cross_entropy.api import KERNEL as CROSS_ENTROPY
 from tpu_kernels.ops.grouped_mm.api import KERNEL as GROUPED_MM
+from tpu_kernels.ops.int4_mm.api import KERNEL as INT4_MM
 from tpu_kernels.ops.paged_attention.api import KERNEL as PAGED_ATTENTION
 from tpu_kernels.ops.ragged_paged_attention.api import KERNEL as RAGGED_PAGED_ATTENTION
 from tpu_kernels.ops.registry import Op
@@ -16,7 +17,14 @@ from tpu_kernels.ops.registry import Op
 KERNELS: MappingProxyType[str, Op] = MappingProxyType(
     {
         op.name: op
-        for op in (ATTENTION, PAGED_ATTENTION, RAGGED_PAGED_ATTENTION, GROUPED_MM, CROSS_ENTROPY)
+        for op in (
+            ATTENTION,
+            PAGED_ATTENTION,
+            RAGGED_PAGED_ATTENTION,
+            GROUPED_MM,
+            INT4_MM,
+            CROSS_ENTROPY,
+        )
     }
 )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from tpu_core.lowering.division import Axes, Division
 from tpu_core.lowering.implementations import target
+from tpu_kernels.ops.parts import dividing
 
 Arrays = Sequence[Any]
 
@@ -82,14 +82,6 @@ def _axes(division: Division, operands: Arrays) -> tuple[Axes, Axes]:
         return (), ()
     query, key, _ = found
     sizes = division.mesh.shape
-    batches = _dividing(query[0] or key[0], operands[0].shape[0], sizes)
+    batches = dividing(query[0] or key[0], operands[0].shape[0], sizes)
     heads = [a for a in query[1] or key[1] if a not in batches]
-    return batches, _dividing(heads, operands[1].shape[1], sizes)
-
-
-def _dividing(axes: Sequence[str], count: int, sizes: Mapping[str, int]) -> Axes:
-    """The first of the axes, as many as divide ``count`` evenly."""
-    most = next(
-        n for n in range(len(axes), -1, -1) if count % math.prod(sizes[a] for a in axes[:n]) == 0
-    )
-    return tuple(axes[:most])
+    return batches, dividing(heads, operands[1].shape[1], sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax.sharding import PartitionSpec
 from tpu_core.lowering.division import Axes, Division
 from tpu_core.lowering.implementations import target
 from tpu_kernels.ops.cross_entropy import plain
+from tpu_kernels.ops.parts import dividing
 from tpu_kernels.ops.registry import Rule
 
 HAS_TOKENS_DIVIDED = Rule(
@@ -102,11 +102,4 @@ def _mapped(
 def _axes(division: Division, key: Any, hidden: jax.Array) -> Axes:
     """The first of the axes that divide tokens, as many as divide them evenly."""
     found = division.axes(key)
-    axes = found[0][0] if found else ()
-    sizes = division.mesh.shape
-    most = next(
-        n
-        for n in range(len(axes), -1, -1)
-        if hidden.shape[0] % math.prod(sizes[a] for a in axes[:n]) == 0
-    )
-    return tuple(axes[:most])
+    return dividing(found[0][0] if found else (), hidden.shape[0], division.mesh.shape)

@@ -36,29 +36,7 @@ class Loss:
             return f"they have fewer than {LEAST:,} elements on a device"
         return None
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-        softcap: float,
-    ) -> torch.Tensor:
-        """`tpu_kernels.linear_cross_entropy` in the dtype of its sums."""
-        return wide_linear_cross_entropy(
-            hidden,
-            weight,
-            target,
-            bias,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            softcap=softcap,
-        )
+    __call__ = staticmethod(wide_linear_cross_entropy)
 
 
 LOSS = Loss()

@@ -5,7 +5,9 @@ The kernel is `jax.experimental.pallas.ops.tpu.paged_attention`.
 
 from __future__ import annotations
 
+import functools
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,11 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as k
 
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY
+from tpu_kernels.ops.paged_attention import plain
 from tpu_kernels.ops.paged_attention.names import OVERLOAD
+from tpu_kernels.ops.parts import HEADS_DIVIDED, on_parts
 from tpu_kernels.ops.registry import Implementation, Rule
-from tpu_kernels.ops.rules import HAS_BFLOAT16, ONE_DEVICE
+from tpu_kernels.ops.rules import HAS_BFLOAT16
 
 # Keys that are fetched at a time: pages are small.
 _KEYS = 512
@@ -38,6 +42,27 @@ def paged_attention(
     softcap: float,
 ) -> jax.Array:
     """As `tpu_kernels.ops.paged_attention.plain.paged_attention`, for what `PALLAS` takes."""
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap}
+    return on_parts(
+        functools.partial(_on_one_device, **options),
+        functools.partial(plain.paged_attention, **options),
+        (query, key_pages, value_pages, lengths, page_indices),
+        of_heads=(1, 0, 0, None, None),
+        of_sequences=(0, None, None, 0, 0),
+        key_heads=len(key_pages),
+        takes=lambda heads: True,
+    )
+
+
+def _on_one_device(
+    query: jax.Array,
+    key_pages: jax.Array,
+    value_pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    scale: float,
+    softcap: float,
+) -> jax.Array:
     sequences, heads, size = query.shape
     places, page = page_indices.shape[1], key_pages.shape[2]
     # The kernel fetches whole blocks of pages, and at least one of a sequence: those behind its end
@@ -75,7 +100,7 @@ PALLAS = Implementation(
             lambda a, target: a.pages[2] % 8 == 0 and a.pages[2] <= _LARGEST_PAGE,
         ),
         FEW_INDICES,
-        ONE_DEVICE,
+        HEADS_DIVIDED,
         HAS_BFLOAT16,
     ),
     functions=MappingProxyType({OVERLOAD: paged_attention}),

@@ -1,0 +1,49 @@
+"""Which chip JAX takes programs to be for while it traces them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+_traced_for: ContextVar[str | None] = ContextVar("tpu_chip_traced_for", default=None)
+
+
+def chip(kind: str) -> AbstractDevice:
+    """What a mesh says of its chips to functions that ask JAX for the attached one.
+
+    Args:
+        kind: Of a device of one core, ``"TPU v5e"``.
+    """
+    return AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
+
+
+def traced_for() -> str | None:
+    """The chip of the innermost block of `tracing_for`."""
+    return _traced_for.get()
+
+
+@contextmanager
+def tracing_for(kind: str) -> Iterator[None]:
+    """A program is traced in the block that will be lowered for this chip; see `chip_named`."""
+    token = _traced_for.set(kind)
+    try:
+        yield
+    finally:
+        _traced_for.reset(token)
+
+
+@contextmanager
+def chip_named(kind: str) -> Iterator[None]:
+    """Functions that ask JAX for the attached chip are told this one.
+
+    Pallas asks while it traces a kernel: ``pltpu.get_tpu_info``, ``pltpu.emit_pipeline``. Where no
+    TPU is attached it would be told that the chip is a CPU.
+
+    Args:
+        kind: As of `chip`.
+    """
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=chip(kind))):
+        yield

@@ -1,0 +1,275 @@
+"""Connections by which ranks exchange a few bytes, in as many messages as log2 of their number.
+
+In round ``k`` of an exchange, rank ``i`` sends what it knows to rank ``i + 2**k`` and hears from
+rank ``i - 2**k`` (the dissemination barrier of Hensgen, Finkel and Manber, 1988; Bruck's algorithm
+for what is gathered). The thread that calls does all of it: no other has to wake up for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+# Numbers of a rank; bytes of payloads that follow; which numbers are the same everywhere as far as
+# is known, by bits; which are not 0 everywhere.
+_HEADER = struct.Struct("<4qIBB")
+_ALL = 0b1111
+# In place of a length, of the last message of a connection: its first number is that of the
+# exchange that this rank gave up, or 0.
+_END = 0xFFFFFFFF
+_RANK_DIGITS = 8
+# A host that is gone without a word is noticed after so many seconds of silence.
+_KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What an exchange has found.
+
+    Attributes:
+        same: For each number whether it is that of all ranks.
+        any: For each number whether it is not 0 on some rank.
+    """
+
+    same: tuple[bool, ...]
+    any: tuple[bool, ...]
+
+
+class Connections:
+    """Those of one rank of a group. All ranks make theirs at the same time.
+
+    Args:
+        store: Keys of this group alone.
+        rank: Of this process.
+        size: Number of processes.
+        timeout: Seconds to wait for the others.
+
+    Raises:
+        OSError: Another rank cannot be reached.
+        TimeoutError: Some rank did not connect.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self._rank, self._size = rank, size
+        self._distances = [1 << k for k in range((size - 1).bit_length())]
+        self._outgoing: list[socket.socket] = []
+        self._incoming: list[socket.socket] = []
+        try:
+            self._connect(store, timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def exchange(
+        self, numbers: Sequence[int], payload: bytes, timeout: float
+    ) -> tuple[Heard, list[bytes]]:
+        """Tell all ranks something, and hear what they tell.
+
+        Args:
+            numbers: Four, of 63 bits, to compare.
+            payload: To gather; of the same length on all ranks whose numbers are the same.
+            timeout: Seconds to wait.
+
+        Returns:
+            What is the same, and the payloads by rank, where all numbers are.
+
+        Raises:
+            TimeoutError: Some rank did not come.
+            OSError: Some rank is gone.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            same, any_set, held = self._rounds(numbers, payload, deadline)
+            for distance, into in zip(self._distances, self._incoming):
+                self._require_not_given_up(into, numbers[0], distance)
+        except BaseException:
+            # Of a half of a message there is no way on; the others hear of it at once.
+            self.close(numbers[0])
+            raise
+        heard, length = Heard(_bits(same), _bits(any_set)), len(payload)
+        if same != _ALL or not length:
+            return heard, []
+        parts = [held[i * length : (i + 1) * length] for i in range(self._size)]
+        return heard, [parts[(self._rank - r) % self._size] for r in range(self._size)]
+
+    def close(self, given_up: int = 0) -> None:
+        """End them: other ranks that wait for this one get an error.
+
+        Args:
+            given_up: First number of the exchange that this rank waited for in vain.
+        """
+        end = _HEADER.pack(given_up, 0, 0, 0, _END, 0, 0)
+        for connection in self._outgoing:
+            with contextlib.suppress(OSError):  # the other side may have ended it
+                connection.send(end)
+        for connection in (*self._outgoing, *self._incoming):
+            with contextlib.suppress(OSError):  # as above
+                connection.shutdown(socket.SHUT_RDWR)  # ends a wait in another thread, too
+            connection.close()
+
+    def _rounds(
+        self, numbers: Sequence[int], payload: bytes, deadline: float
+    ) -> tuple[int, int, bytes]:
+        same, any_set = _ALL, sum((n != 0) << i for i, n in enumerate(numbers))
+        # Payloads of this rank, of the rank before it, and so on.
+        held, length = payload, len(payload)
+        for distance, out, into in zip(self._distances, self._outgoing, self._incoming):
+            blocks = min(distance, self._size - distance)
+            told = held[: blocks * length]
+            _send(out, _HEADER.pack(*numbers, len(told), same, any_set) + told, deadline)
+            *theirs, following, their_same, their_any = _HEADER.unpack(
+                self._receive(into, _HEADER.size, distance, deadline)
+            )
+            if following == _END:
+                raise ConnectionAbortedError(f"rank {self._before(distance)} has left the group")
+            if following:
+                held += self._receive(into, following, distance, deadline)
+            any_set |= their_any
+            same &= their_same
+            for i, (a, b) in enumerate(zip(numbers, theirs)):
+                same &= ~((a != b) << i)
+        return same, any_set, held
+
+    def _require_not_given_up(self, connection: socket.socket, number: int, distance: int) -> None:
+        """Who was late has the others' messages all the same, of an exchange that they gave up."""
+        try:
+            last = connection.recv(_HEADER.size, socket.MSG_PEEK)
+        except OSError:  # there is nothing, mostly
+            return
+        # The start of the next exchange, or the end; nothing where its process has ended.
+        if len(last) == _HEADER.size:
+            first, *_, following, _, _ = _HEADER.unpack(last)
+            if following == _END and first == number:
+                raise ConnectionAbortedError(f"rank {self._before(distance)} had given up")
+
+    def _receive(
+        self, connection: socket.socket, count: int, distance: int, deadline: float
+    ) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            _wait(connection, select.POLLIN, deadline)
+            part = connection.recv(count - len(parts))
+            if not part:
+                raise ConnectionResetError(f"rank {self._before(distance)} is gone")
+            parts += part
+        return parts
+
+    def _before(self, distance: int) -> int:
+        return (self._rank - distance) % self._size
+
+    def _connect(self, store: Any, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        with _listening(len(self._distances)) as listener:
+            token = uuid.uuid4().hex
+            port = listener.getsockname()[1]
+            store.set(f"address/{self._rank}", f"{own_host()} {port} {token}")
+            for distance in self._distances:
+                self._outgoing.append(self._reach(store, self._rank + distance, deadline))
+            by_distance: dict[int, socket.socket] = {}
+            while len(by_distance) < len(self._distances):
+                listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                connection, _ = listener.accept()
+                before = self._greeted(connection, token, deadline)
+                if before is None:
+                    connection.close()
+                else:
+                    by_distance[before] = connection
+                    self._incoming.append(connection)
+            self._incoming = [by_distance[d] for d in self._distances]
+        for connection in (*self._outgoing, *self._incoming):
+            _settle(connection)
+
+    def _reach(self, store: Any, rank: int, deadline: float) -> socket.socket:
+        key = f"address/{rank % self._size}"
+        store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        host, port, token = store.get(key).decode().split()
+        seconds = max(deadline - time.monotonic(), 0.001)
+        connection = socket.create_connection((host, int(port)), seconds)
+        connection.sendall(f"{token}{self._rank:{_RANK_DIGITS}}".encode())
+        return connection
+
+    def _greeted(self, connection: socket.socket, token: str, deadline: float) -> int | None:
+        """How far before this rank the other is; None of who is not of the group."""
+        connection.settimeout(min(1.0, max(deadline - time.monotonic(), 0.001)))
+        try:
+            greeting, length = b"", len(token) + _RANK_DIGITS
+            # Not a byte more: the first exchange may follow.
+            while len(greeting) < length and (part := connection.recv(length - len(greeting))):
+                greeting += part
+        except OSError:
+            return None
+        if len(greeting) < length or not greeting.startswith(token.encode()):
+            return None
+        return (self._rank - int(greeting[len(token) :])) % self._size
+
+
+def own_host() -> str:
+    """Where other processes of the job reach this one.
+
+    That is where it would reach the master from; its name, where there is none.
+    """
+    master = os.environ.get("MASTER_ADDR")
+    own = socket.gethostname()
+    with contextlib.suppress(OSError):  # what does not resolve is passed on as it is
+        if not master:
+            socket.getaddrinfo(own, None)
+            return own
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(
+            master, 9, socket.AF_INET, socket.SOCK_DGRAM
+        )
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing; the system picks the own address for it
+            found = str(probe.getsockname()[0])
+        # A host may know its own name as 127.0.1.1, where others know it by another address.
+        return master if found.startswith("127.") else found
+    return master or "localhost"
+
+
+def _listening(backlog: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", 0), family=socket.AF_INET6, backlog=backlog + 8, dualstack_ipv6=True
+        )
+    return socket.create_server(("", 0), backlog=backlog + 8)
+
+
+def _wait(connection: socket.socket, event: int, deadline: float) -> None:
+    ready = select.poll()
+    ready.register(connection, event)
+    if not ready.poll(max(deadline - time.monotonic(), 0.0) * 1e3):
+        raise TimeoutError("timed out")
+
+
+def _send(connection: socket.socket, message: bytes, deadline: float) -> None:
+    sent = 0
+    while (sent := sent + _sent(connection, message[sent:])) < len(message):
+        _wait(connection, select.POLLOUT, deadline)
+
+
+def _sent(connection: socket.socket, message: bytes) -> int:
+    try:
+        return connection.send(message)
+    except BlockingIOError:
+        return 0
+
+
+def _settle(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _bits(mask: int) -> tuple[bool, ...]:
+    return tuple(bool(mask >> i & 1) for i in range(4))
