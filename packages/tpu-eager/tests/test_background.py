@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import torch
 from tpu_core import modes
 from tpu_core.compiler import workers
 from tpu_core.compiler.background import Background
+from tpu_core.compiler.worker import Job
 from tpu_core.config import override
 from tpu_core.errors import BackgroundCompileWarning, RecompilationError
 from tpu_core.lowering.registry import REGISTRY
@@ -325,6 +327,35 @@ def test_an_error_of_one_piece_leaves_the_others_alone(monkeypatch: pytest.Monke
     for _ in range(40):
         want = torch.sin(want) + 0.5
     torch.testing.assert_close(d.cpu(), torch.cos(want))
+
+
+def test_a_pipe_is_closed_by_the_thread_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = threading.Event()
+    raised: list[Exception] = []
+    closed: list[bool] = []
+    compile_ = workers.WorkerProcess.compile
+
+    def compile_and_stop(self: workers.WorkerProcess, job: bytes) -> object:
+        os.kill(self.pid, signal.SIGSTOP)  # it never answers
+        sent.set()
+        try:
+            return compile_(self, job)
+        except Exception as error:
+            raised.append(error)
+            time.sleep(0.2)  # for what `close` does meanwhile
+            assert self._process.stdout
+            closed.append(self._process.stdout.closed)
+            raise
+
+    monkeypatch.setattr(workers.WorkerProcess, "compile", compile_and_stop)
+    pool = workers.Workers(1)
+    pool.submit(lambda: Job(None, b"", 0), lambda result: None)
+    assert sent.wait(WAIT)
+    (pid,) = pool.pids()
+    pool.close()
+    assert closed == [False]
+    assert isinstance(raised[0], EOFError | OSError)
+    assert not pool.pids() and not os.path.exists(f"/proc/{pid}")
 
 
 SCRIPT = """

@@ -62,7 +62,8 @@ class WorkerProcess:
         """Send a pickled `Job` and wait for its result.
 
         Raises:
-            OSError, EOFError, pickle.UnpicklingError: The process has ended.
+            Exception: The process has ended, or what it said cannot be read: mostly an OSError,
+                EOFError or pickle.UnpicklingError.
         """
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(len(job).to_bytes(8, "little") + job)
@@ -72,7 +73,15 @@ class WorkerProcess:
         return result
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; any thread may ask, and `compile` then raises."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process and close its pipes; for the thread that calls `compile`.
+
+        A pipe that another thread closes while this one reads it leaves the reader without its
+        buffer, and its number may by then be another file's.
+        """
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -104,6 +113,8 @@ class InProcess:
 
     def kill(self) -> None:
         """Nothing: what is under way ends by itself."""
+
+    close = kill
 
 
 class Workers:
@@ -221,7 +232,7 @@ class Workers:
             try:
                 process = process or self._start()
                 return process.compile(data), process
-            except (OSError, EOFError, pickle.UnpicklingError) as error:
+            except Exception as error:  # half an answer is read as anything
                 if not self._closed:
                     logger.info("a compile process ended: %s", str(error) or "no answer")
                 self._drop(process)
@@ -240,6 +251,6 @@ class Workers:
 
     def _drop(self, process: WorkerProcess | InProcess | None) -> None:
         if process is not None:
-            process.kill()
+            process.close()
             with self._changed:
                 self._processes.discard(process)
