@@ -46,6 +46,20 @@ class Promise:
     def end(self, take_back: bool) -> None: ...
 
 def promise(t: torch.Tensor) -> Promise | None: ...
+def ring_all_reduce(
+    source: int,
+    out: int,
+    elements: int,
+    dtype: torch.dtype,
+    op: str,
+    factor: float,
+    divisor: int,
+    rank: int,
+    size: int,
+    next: int,
+    previous: int,
+    seconds: float,
+) -> None: ...
 def clear_programs() -> None: ...
 def program_runs() -> dict[str, tuple[int, float]]: ...
 def drain_references() -> None: ...

@@ -17,7 +17,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+
+from tpu_core import _C
 
 # Numbers of a rank; bytes of payloads that follow; which numbers are the same everywhere as far as
 # is known, by bits; which are not 0 everywhere.
@@ -44,6 +48,28 @@ class Heard:
     any: tuple[bool, ...]
 
 
+class Reduced(NamedTuple):
+    """An array in the memory of the host that is reduced over all ranks.
+
+    Attributes:
+        source: Its address.
+        out: That of the result; it may be the same.
+        elements: How many.
+        dtype: Theirs.
+        op: ``"SUM"``, ``"PRODUCT"``, ``"MIN"`` or ``"MAX"``.
+        factor: What each rank multiplies with, before.
+        divisor: What the result is divided by.
+    """
+
+    source: int
+    out: int
+    elements: int
+    dtype: torch.dtype
+    op: str
+    factor: float = 1.0
+    divisor: int = 1
+
+
 class Connections:
     """Those of one rank of a group. All ranks make theirs at the same time.
 
@@ -52,15 +78,19 @@ class Connections:
         rank: Of this process.
         size: Number of processes.
         timeout: Seconds to wait for the others.
+        is_ring: Whether those of the rank after this one and the one before it are enough, as they
+            are for `all_reduce`.
 
     Raises:
         OSError: Another rank cannot be reached.
         TimeoutError: Some rank did not connect.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: float, is_ring: bool = False
+    ) -> None:
         self._rank, self._size = rank, size
-        self._distances = [1 << k for k in range((size - 1).bit_length())]
+        self._distances = [1 << k for k in range(1 if is_ring else (size - 1).bit_length())]
         self._outgoing: list[socket.socket] = []
         self._incoming: list[socket.socket] = []
         try:
@@ -100,6 +130,24 @@ class Connections:
             return heard, []
         parts = [held[i * length : (i + 1) * length] for i in range(self._size)]
         return heard, [parts[(self._rank - r) % self._size] for r in range(self._size)]
+
+    def all_reduce(self, what: Reduced, timeout: float) -> None:
+        """Reduce an array over all ranks; every rank gets the same bits.
+
+        Args:
+            what: Of the same number of elements, dtype and op on all ranks.
+            timeout: Seconds to wait.
+
+        Raises:
+            TimeoutError: Some rank did not come.
+            OSError: Some rank is gone.
+        """
+        sockets = self._outgoing[0].fileno(), self._incoming[0].fileno()
+        try:
+            _C.ring_all_reduce(*what, self._rank, self._size, *sockets, timeout)
+        except BaseException:  # as of `exchange`
+            self.close()
+            raise
 
     def close(self, given_up: int = 0) -> None:
         """End them: other ranks that wait for this one get an error.

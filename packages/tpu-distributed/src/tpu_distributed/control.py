@@ -29,7 +29,7 @@ from tpu_core.errors import (
     TpuError,
 )
 from tpu_distributed import differences
-from tpu_distributed.connections import Connections, Heard
+from tpu_distributed.connections import Connections, Heard, Reduced
 from tpu_distributed.flights.recorder import RECORDER, Record
 
 # How much of an array a message of the control connection takes along: what costs next to nothing.
@@ -114,7 +114,8 @@ class Control:
         self.gloo: Any = dist.ProcessGroupGloo(
             connection, rank, size, timeout=timedelta(seconds=timeout)
         )
-        self._connections = self._connected(store)
+        self._connections = self._connected(store, "agreement")
+        self._ring: Connections | None = None
 
     def called(self, call: Call) -> Record:
         """The record of the next collective. `order` must be held until that is in the queue."""
@@ -168,6 +169,24 @@ class Control:
         if payload is None:
             return ()
         return [np.frombuffer(p, payload.dtype).reshape(payload.shape) for p in payloads]
+
+    def all_reduce(self, record: Record, what: Reduced) -> None:
+        """Reduce an array over the ranks, two or more, which have agreed to.
+
+        For the sending thread alone.
+
+        Args:
+            record: Of the call.
+            what: The array.
+
+        Raises:
+            TpuError: As of `agree`.
+        """
+        with self.errors(record):
+            if self._ring is None:
+                self._ring = self._connected(self._store, "ring")
+            assert self._ring is not None  # there are other ranks
+            self._ring.all_reduce(what, self.timeout)
 
     def agree_on_program(
         self, record: Record, fingerprints: tuple[int, int], ops: Sequence[str]
@@ -244,17 +263,17 @@ class Control:
 
     def close(self) -> None:
         """Drop the connection; who still waits for this rank gets a `PeerLostError`."""
-        if self._connections is not None:
-            self._connections.close()
+        for connections in (self._connections, self._ring):
+            if connections is not None:
+                connections.close()
         self.gloo.shutdown()
 
-    def _connected(self, store: Any) -> Connections | None:
+    def _connected(self, store: Any, purpose: str) -> Connections | None:
         if self.size == 1:
             return None
+        own = dist.PrefixStore(f"{purpose}/", store)
         try:
-            return Connections(
-                dist.PrefixStore("agreement/", store), self.rank, self.size, self.timeout
-            )
+            return Connections(own, self.rank, self.size, self.timeout, purpose == "ring")
         except (RuntimeError, OSError) as error:
             raise ProcessGroupError(
                 f"The ranks of group '{self.name}' could not be connected.",

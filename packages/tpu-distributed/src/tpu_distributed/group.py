@@ -422,14 +422,14 @@ class Group:
         carrier = self._carriers.get(key)
         if carrier is None:
             client = runtime.runtime().client
-            on_cpu = client.platform.name == "cpu"
+            has_hosts = client.platform.name == "cpu" and self.size > 1
             if self.whole:
                 make = partial(self._program, call, inputs, build, self.whole.world.devices)
                 carrier = OnWholeSlice(self.whole, cache(lambda groups: make(groups=groups)))
-            elif on_hosts and on_cpu and OnHosts.serves(on_hosts, inputs[0].dtype):
+            elif on_hosts and has_hosts and OnHosts.serves(on_hosts, inputs[0].dtype):
                 device = client.devices[0]
                 take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
-                carrier = OnHosts(self.control, on_hosts, inputs[0].nbytes, take, device)
+                carrier = OnHosts(self.control, on_hosts, inputs[0], take, device)
             else:
                 carrier = OnDevices(self._program(call, inputs, build, self.devices))
             self._carriers[key] = carrier

@@ -8,16 +8,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.distributed.distributed_c10d import AllreduceOptions
-from torch.utils.dlpack import from_dlpack
 
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.client import Loaded
+from tpu_distributed.connections import Reduced
 from tpu_distributed.control import Control
 from tpu_distributed.flights.recorder import Record
 from tpu_distributed.reductions import Reduction
 
-_REDUCED_BY_GLOO = {
+_REDUCED_BY_HOSTS = {
     torch.float32,
     torch.float64,
     torch.float16,
@@ -26,6 +25,8 @@ _REDUCED_BY_GLOO = {
     torch.int8,
     torch.uint8,
 }
+# From here on new memory costs more than a program that takes over that of the operand.
+_IN_PLACE_BYTES = 1 << 22
 
 
 class Carrier(Protocol):
@@ -76,15 +77,15 @@ class OnDevices:
 
 
 class OnHosts:
-    """An all_reduce of one array that is in the host's memory: PyTorch's gloo reduces it in place.
+    """An all_reduce of one array that is in the host's memory, over connections of our own.
 
     XLA:CPU copies what it reduces, and takes two to three times as long. A small array travels with
     the message by which the ranks agree.
 
     Args:
         control: The group's connection.
-        reduction: What to do.
-        nbytes: Size of the array.
+        reduction: What to do, which it `serves`.
+        like: A tensor of its size and dtype.
         take: Gives a program that does nothing, in its operand's memory.
         device: That of this process.
     """
@@ -93,23 +94,25 @@ class OnHosts:
         self,
         control: Control,
         reduction: Reduction,
-        nbytes: int,
+        like: torch.Tensor,
         take: Callable[[], Loaded],
         device: Any,
     ) -> None:
         self._control, self._reduction, self._device = control, reduction, device
-        self._take = None if nbytes <= control.payload_bytes and control.size > 1 else take()
+        self._elements, self._dtype = like.numel(), like.dtype
+        self._is_payload = like.nbytes <= control.payload_bytes
+        self._take = take() if like.nbytes >= _IN_PLACE_BYTES else None
 
     @staticmethod
     def serves(reduction: Reduction, dtype: torch.dtype) -> bool:
-        """Whether gloo can do it, with the results that a device gives."""
+        """Whether hosts can do it, with the results that a device gives."""
         if reduction.name == "AVG" or reduction.name == "PREMUL_SUM":
-            return dtype in _REDUCED_BY_GLOO and dtype.is_floating_point
-        return dtype in _REDUCED_BY_GLOO and reduction.on_host is not None
+            return dtype in _REDUCED_BY_HOSTS and dtype.is_floating_point
+        return dtype in _REDUCED_BY_HOSTS and reduction.on_host is not None
 
     def payload(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """The array, if it is small."""
-        return np.asarray(arrays[0]) if self._take is None else None
+        return np.asarray(arrays[0]) if self._is_payload else None
 
     def run(
         self,
@@ -119,24 +122,24 @@ class OnHosts:
         record: Record,
     ) -> list[Any]:
         """Reduce it, and return when that is done."""
-        if self._take is None:
+        if self._is_payload:
             result = self._reduction.of_rows(payloads)
             return [pjrt.put(result, self._device)]
-        if takes:
+        (array,) = arrays
+        if takes and self._take is not None:
             # The program waits for those that still read the memory.
-            (array,) = self._take.execute(list(arrays)).consume_with_handlers(self._take.handlers)
-            array.block_until_ready()
-            memory = from_dlpack(array.__dlpack__())
-        else:
-            memory = from_dlpack(arrays[0].block_until_ready().__dlpack__()).clone()
-            array = None
-        if self._reduction.name == "PREMUL_SUM":
-            memory *= self._reduction.factor
-        if self._control.size > 1:
-            options = AllreduceOptions()
-            options.reduceOp = self._reduction.on_host
-            with self._control.errors(record):
-                self._control.gloo.allreduce([memory], options).wait()
-        if self._reduction.name == "AVG":
-            memory /= self._control.size
-        return [pjrt.put_tensor(memory, self._device) if array is None else array]
+            (array,) = self._take.execute([array]).consume_with_handlers(self._take.handlers)
+            address = pjrt.address(array)
+            self._control.all_reduce(record, self._reduced(address, address))
+            return [array]
+        out = np.empty(array.shape, array.dtype)
+        addresses = pjrt.address(array), out.__array_interface__["data"][0]
+        self._control.all_reduce(record, self._reduced(*addresses))
+        return [pjrt.put(out, self._device)]
+
+    def _reduced(self, source: int, out: int) -> Reduced:
+        name = self._reduction.on_host
+        assert name is not None  # as `serves` has seen
+        divisor = self._control.size if self._reduction.name == "AVG" else 1
+        factor = self._reduction.factor
+        return Reduced(source, out, self._elements, self._dtype, name, factor, divisor)

@@ -53,10 +53,10 @@ class Reduction:
         return _PLAIN[name]
 
     @property
-    def on_host(self) -> Any:
-        """The reduce op of gloo that sums, multiplies or compares; None where there is none."""
+    def on_host(self) -> str | None:
+        """The op that hosts sum, multiply or compare by; None where there is none."""
         op = {"AVG": "SUM", "PREMUL_SUM": "SUM"}.get(self.name, self.name)
-        return getattr(dist.ReduceOp, op) if op in _OF_ROWS else None
+        return op if op in _OF_ROWS else None
 
     def of_rows(self, rows: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """The reduction of arrays on the host, in order."""

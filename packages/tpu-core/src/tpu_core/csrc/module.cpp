@@ -9,6 +9,7 @@
 #include "process_group.h"
 #include "program.h"
 #include "promises.h"
+#include "ring.h"
 #include "python.h"
 #include "record.h"
 #include "tensors.h"
@@ -266,6 +267,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_implementations", &set_implementations);
   register_process_group(m);
   register_promises(m);
+  register_ring(m);
   m.def("user_line", [] {
     Line line;
     {

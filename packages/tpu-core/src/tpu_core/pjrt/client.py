@@ -130,6 +130,11 @@ def put(array: np.ndarray[Any, Any], device: Any) -> jax.Array:
     )
 
 
+def address(array: jax.Array) -> int:
+    """Where an array of a CPU device begins in memory; waits for it."""
+    return int(array.block_until_ready().unsafe_buffer_pointer())
+
+
 def put_tensor(tensor: torch.Tensor, device: Any) -> jax.Array:
     """A contiguous CPU tensor, given up by its owner, on a device."""
     return put(tensor_to_numpy(tensor), device)
