@@ -68,6 +68,30 @@ def case_all_reduce() -> None:
             assert x.tolist() == [expected] * 2
 
 
+def case_all_reduce_of_larger_arrays() -> None:
+    half = dist._make_nccl_premul_sum(0.5)
+    total = SIZE * (SIZE + 1) / 2
+    # With the message by which the ranks agree, in new memory, in that of the operand.
+    for elements in (200, 3001, (1 << 20) + 1):
+        for op, expected in (
+            (ReduceOp.SUM, total),
+            (ReduceOp.AVG, total / SIZE),
+            (ReduceOp.MAX, float(SIZE)),
+            (half, total / 2),
+        ):
+            x = torch.full((elements,), RANK + 1.0, device=DEVICE)
+            kept, y = x * 1, x + 1
+            work = dist.all_reduce(x, op, async_op=True)
+            z = x + y  # recorded on what is not there yet
+            work.wait()
+            assert_close(x.cpu(), torch.full((elements,), expected), rtol=0, atol=0)
+            assert_close(z.cpu(), torch.full((elements,), expected + RANK + 2), rtol=0, atol=0)
+            assert_close(kept.cpu(), torch.full((elements,), RANK + 1.0), rtol=0, atol=0)
+    x = torch.full((1 << 21,), 1.5, dtype=torch.bfloat16, device=DEVICE)
+    dist.all_reduce(x)
+    assert_close(x.cpu(), torch.full((1 << 21,), 1.5 * SIZE, dtype=torch.bfloat16))
+
+
 def case_bitwise_and_bool() -> None:
     for op, function in (
         (ReduceOp.BAND, torch.bitwise_and),

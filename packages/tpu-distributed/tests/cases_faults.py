@@ -151,13 +151,14 @@ def case_late() -> None:
 
 def case_no_recompile() -> None:
     x, y = torch.ones(3, device=DEVICE), torch.ones(471, device=DEVICE)  # in no other test
-    dist.all_reduce(x)
+    dist.broadcast(x, 0)
     with torch.tpu.no_recompile():
-        dist.all_reduce(x)
-        with pytest.raises(RecompilationError, match=r"all_reduce sum float32\[471\] is new"):
-            dist.all_reduce(y)
+        dist.broadcast(x, 0)
+        dist.all_reduce(y)  # by the hosts, without a program
+        with pytest.raises(RecompilationError, match=r"broadcast from 0 float32\[471\] is new"):
+            dist.broadcast(y, 0)
     dist.barrier()  # or the one finds in the cache what the other compiles
-    dist.all_reduce(y)
+    dist.broadcast(y, 0)
     assert y.tolist() == [SIZE] * 471
 
 

@@ -20,6 +20,7 @@ _REDUCED_BY_HOSTS = {
     torch.float32,
     torch.float64,
     torch.float16,
+    torch.bfloat16,
     torch.int64,
     torch.int32,
     torch.int8,
