@@ -30,6 +30,8 @@ runtime.hide_lines_of(__file__)
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
+# Seconds to wait for the other ranks, None for the group's; and whether the caller goes on at once.
+Options = tuple[float | None, bool]
 # Adds a collective to a program, given its parameters; returns its results.
 Build = Callable[[Program, list[Value]], list[Value]]
 
@@ -52,7 +54,7 @@ class Group:
         self.control, self.whole = control, whole
         self.rank, self.size = control.rank, control.size
         self.devices = list(devices)
-        self._calls: dict[Any, Call] = {}
+        self._known: dict[Any, tuple[Call, Carrier | None]] = {}
         self._carriers: dict[Any, Carrier] = {}
         self._coalesced: list[Issued] | None = None
         self._is_open = True
@@ -62,30 +64,27 @@ class Group:
 
     # Collectives, in c10d's order of arguments.
 
-    def broadcast(self, tensors: Tensors, options: Any) -> Issued:
+    def broadcast(self, tensors: Tensors, root: int, options: Options) -> Issued:
         """Each tensor of the root's to all ranks."""
-        root = options.rootRank
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             return [_broadcast(p, x, root) for x in xs]
 
         return self._run("broadcast", f"from {root}", tensors, build, tensors, options)
 
-    def all_reduce(self, tensors: Tensors, options: Any) -> Issued:
+    def all_reduce(self, tensors: Tensors, op: Any, options: Options) -> Issued:
         """Each tensor reduced over all ranks, in place."""
-        reduction = Reduction.of(options.reduceOp)
+        reduction = Reduction.of(op)
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             return [reduction.all_reduce(p, x) for x in xs]
 
         on_hosts = reduction if len(tensors) == 1 else None
-        return self._run(
-            "all_reduce", str(reduction), tensors, build, tensors, options, on_hosts=on_hosts
-        )
+        return self._run("all_reduce", reduction.text, tensors, build, tensors, options, on_hosts)
 
-    def reduce(self, tensors: Tensors, options: Any) -> Issued:
+    def reduce(self, tensors: Tensors, op: Any, root: int, options: Options) -> Issued:
         """As `all_reduce`, with the results on the root alone."""
-        reduction, root = Reduction.of(options.reduceOp), options.rootRank
+        reduction = Reduction.of(op)
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             return [reduction.all_reduce(p, x) for x in xs]
@@ -93,12 +92,12 @@ class Group:
         written = tensors if self.rank == root else []
         return self._run("reduce", f"{reduction} to {root}", tensors, build, written, options)
 
-    def all_gather(self, outputs: Lists, inputs: Tensors, options: Any) -> Issued:
+    def all_gather(self, outputs: Lists, inputs: Tensors, options: Options) -> Issued:
         """Each input of every rank to all, as lists with an item a rank."""
         if any(x.shape != outs[self.rank].shape for outs, x in zip(outputs, inputs)):
             raise ValueError("all_gather: the output of this rank must have the input's shape.")
         if any(o.shape != outs[0].shape for outs in outputs for o in outs):
-            return self._done(uneven.all_gather(self, outputs, inputs, options))
+            return self._done(uneven.all_gather(self, outputs, inputs, options[0]))
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             gathered = [p.all_gather(x) for x in xs]
@@ -107,7 +106,7 @@ class Group:
         written = [o for outs in outputs for o in outs]
         return self._run("all_gather", "", inputs, build, written, options)
 
-    def all_gather_into_tensor(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+    def all_gather_into_tensor(self, outputs: Tensors, inputs: Tensors, options: Options) -> Issued:
         """Each input of every rank to all, one after the other in one tensor."""
         shapes = [tuple(o.shape) for o in outputs]
         self._require(inputs, outputs, self.size, "all_gather_into_tensor")
@@ -117,9 +116,8 @@ class Group:
 
         return self._run("all_gather_into_tensor", "", inputs, build, outputs, options)
 
-    def gather(self, outputs: Lists, inputs: Tensors, options: Any) -> Issued:
+    def gather(self, outputs: Lists, inputs: Tensors, root: int, options: Options) -> Issued:
         """The inputs of every rank to the root."""
-        root = options.rootRank
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             gathered = [p.all_gather(x) for x in xs]
@@ -128,9 +126,8 @@ class Group:
         written = [o for outs in outputs for o in outs] if self.rank == root else []
         return self._run("gather", f"to {root}", inputs, build, written, options)
 
-    def scatter(self, outputs: Tensors, inputs: Lists, options: Any) -> Issued:
+    def scatter(self, outputs: Tensors, inputs: Lists, root: int, options: Options) -> Issued:
         """Of the root's list for each output, item ``i`` to rank ``i``."""
-        root = options.rootRank
         (output,) = outputs
         rows = list(inputs[0]) if self.rank == root else [torch.zeros_like(output)] * self.size
 
@@ -139,11 +136,11 @@ class Group:
 
         return self._run("scatter", f"from {root}", rows, build, outputs, options)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Lists, options: Any) -> Issued:
+    def reduce_scatter(self, outputs: Tensors, inputs: Lists, op: Any, options: Options) -> Issued:
         """Of each list, item ``i`` reduced over all ranks to rank ``i``."""
+        reduction = Reduction.of(op)
         if any(x.shape != xs[0].shape for xs in inputs for x in xs):
-            return self._done(uneven.reduce_scatter(self, outputs, inputs, options))
-        reduction = Reduction.of(options.reduceOp)
+            return self._done(uneven.reduce_scatter(self, outputs, inputs, reduction, options[0]))
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             lists = [xs[i : i + self.size] for i in range(0, len(xs), self.size)]
@@ -152,9 +149,11 @@ class Group:
         flat = [x for xs in inputs for x in xs]
         return self._run("reduce_scatter", str(reduction), flat, build, outputs, options)
 
-    def reduce_scatter_tensor(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+    def reduce_scatter_tensor(
+        self, outputs: Tensors, inputs: Tensors, op: Any, options: Options
+    ) -> Issued:
         """Of each input, part ``i`` of as many as there are ranks, reduced, to rank ``i``."""
-        reduction = Reduction.of(options.reduceOp)
+        reduction = Reduction.of(op)
         shapes = [tuple(o.shape) for o in outputs]
         self._require(outputs, inputs, self.size, "reduce_scatter_tensor")
 
@@ -171,12 +170,12 @@ class Group:
         input: torch.Tensor,
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
-        options: Any,
+        options: Options,
     ) -> Issued:
         """Part ``i`` of the input to rank ``i``; sizes count in the first dim."""
         if output_sizes or input_sizes:
             sizes = (output_sizes, input_sizes)
-            return self._done(uneven.all_to_all_single(self, output, input, *sizes, options))
+            return self._done(uneven.all_to_all_single(self, output, input, *sizes, options[0]))
         shape = tuple(output.shape)
         if input.numel() != output.numel() or input.shape[0] % self.size:
             raise ValueError(
@@ -190,18 +189,18 @@ class Group:
 
         return self._run("all_to_all_single", "", [input], build, [output], options)
 
-    def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+    def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Options) -> Issued:
         """Input ``i`` to rank ``i``."""
-        return self._done(uneven.all_to_all(self, outputs, inputs, options))
+        return self._done(uneven.all_to_all(self, outputs, inputs, options[0]))
 
-    def barrier(self, options: Any) -> Issued:
+    def barrier(self, options: Options) -> Issued:
         """Wait until all ranks are here and have computed what they recorded before."""
         torch.accelerator.synchronize()
-        record, _ = self.agree(Call("barrier"), _seconds(options))
+        record, _ = self.agree(Call("barrier"), options[0])
         record.finish()
         return self._done(Issued([]))
 
-    def monitored_barrier(self, options: Any, wait_all: bool) -> None:
+    def monitored_barrier(self, options: Options, wait_all: bool) -> None:
         """As `barrier`; a time-out names the ranks that are missing."""
         self.barrier(options)
 
@@ -302,41 +301,75 @@ class Group:
         written: Tensors,
         *,
         timeout: float | None = None,
-        waits: bool = True,
         agreed: Record | None = None,
-        on_hosts: Reduction | None = None,
     ) -> Collective:
-        """Run a collective.
+        """Run a collective, and return when the ranks have agreed.
 
         Args:
             call: What all ranks must agree on.
             inputs: Values of the program's parameters.
             build: Writes the program; it is called once for each ``call``.
-            written: Tensors that get the first results; one that shares its storage gets it when
-                the ranks have agreed, which is waited for.
+            written: Tensors that get the first results.
             timeout: Seconds to wait for the other ranks; the group's unless given.
-            waits: Whether to return only when the ranks have agreed.
             agreed: Its record, where they have agreed before.
-            on_hosts: What to do with the one operand where that is in the host's memory.
         """
+        carrier = self._carrier(call, inputs, build, written)
+        return self._send(call, carrier, inputs, written, timeout, True, agreed)
+
+    def _run(
+        self,
+        kind: str,
+        detail: str,
+        inputs: Tensors,
+        build: Build,
+        written: Tensors,
+        options: Options,
+        on_hosts: Reduction | None = None,
+    ) -> Issued:
+        shapes = [x.shape for x in written] if written is not inputs else ()
+        key = (kind, detail, *[(x.shape, x.dtype) for x in inputs], *shapes)
+        known = self._known.get(key)
+        if known is None:
+            call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
+            known = self._known[key] = call, None
+        call, carrier = known
+        timeout, is_async = options
+        if call.is_empty:
+            record, _ = self.agree(call, timeout)
+            record.finish()
+            return self._done(Issued(written))
+        if kind not in _ROOTED and spmd_region.records(self):
+            what = self._as_op(call, inputs, build, written, on_hosts)
+            recorded.record(self, what, inputs, written)
+            return self._done(Issued(written))
+        if carrier is None:
+            carrier = self._carrier(call, inputs, build, written, on_hosts)
+            self._known[key] = call, carrier
+        work = self._send(call, carrier, inputs, written, timeout, not is_async)
+        return self._done(work)
+
+    def _send(
+        self,
+        call: Call,
+        carrier: Carrier,
+        inputs: Tensors,
+        written: Tensors,
+        timeout: float | None,
+        waits: bool,
+        agreed: Record | None = None,
+    ) -> Collective:
         recorded.run_recorded()
         operands = [_C.Operand(x) for x in inputs]
         promises: list[_C.Promise] = []
         copied = []
         for tensor in written:
             promise = _C.promise(tensor)
-            if promise is None:
+            if promise is None:  # it shares its storage, and gets what it is given at the end
                 values = tensor.detach().new_empty(tensor.shape)
                 promise = _C.promise(values)
                 copied.append((tensor.detach(), values))
             assert promise is not None  # of what is new
             promises.append(promise)
-        try:
-            carrier = self._carrier(call, inputs, build, written, on_hosts)
-        except BaseException:
-            for promise in promises:
-                promise.end(True)
-            raise
         waits = waits or bool(copied)
         control = self.control
         if self.whole:
@@ -354,36 +387,6 @@ class Group:
         for tensor, values in copied:
             tensor.copy_(values)
         return work
-
-    def _run(
-        self,
-        kind: str,
-        detail: str,
-        inputs: Tensors,
-        build: Build,
-        written: Tensors,
-        options: Any,
-        on_hosts: Reduction | None = None,
-    ) -> Issued:
-        key = (kind, detail, *[(x.shape, x.dtype) for x in inputs])
-        call = self._calls.get(key)
-        if call is None:
-            call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
-            self._calls[key] = call
-        timeout = _seconds(options)
-        if call.is_empty:
-            record, _ = self.agree(call, timeout)
-            record.finish()
-            return self._done(Issued(written))
-        if kind not in _ROOTED and spmd_region.records(self):
-            what = self._as_op(call, inputs, build, written, on_hosts)
-            recorded.record(self, what, inputs, written)
-            return self._done(Issued(written))
-        waits = not options.asyncOp
-        work = self.run(
-            call, inputs, build, written, timeout=timeout, waits=waits, on_hosts=on_hosts
-        )
-        return self._done(work)
 
     def _as_op(
         self,
@@ -416,7 +419,7 @@ class Group:
         inputs: Tensors,
         build: Build,
         written: Tensors,
-        on_hosts: Reduction | None,
+        on_hosts: Reduction | None = None,
     ) -> Carrier:
         key = _key(call, inputs, written)
         carrier = self._carriers.get(key)
@@ -464,11 +467,6 @@ class Group:
                     f"{name}: {times} tensors of {x.dtype}{list(x.shape)} do not make one of "
                     f"{y.dtype}{list(y.shape)}."
                 )
-
-
-def _seconds(options: Any) -> float | None:
-    seconds = options.timeout.total_seconds()
-    return seconds if seconds > 0 else None
 
 
 def _key(call: Call, inputs: Tensors, written: Tensors) -> Any:

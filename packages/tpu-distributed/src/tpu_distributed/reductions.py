@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,17 @@ class Reduction:
 
     @staticmethod
     def of(op: Any) -> Reduction:
-        """The reduction of a `torch.distributed.ReduceOp`."""
-        name = _NAMES.get(hash(op)) or _name(op)
-        if name == "PREMUL_SUM":
-            factor = op.__getstate__()[1]
-            return Reduction(name, float(factor))
-        return _PLAIN[name]
+        """The reduction of what the backend is given: a number, or an op with a factor.
+
+        Raises:
+            ValueError: There is no such op.
+        """
+        if not isinstance(op, int):
+            return Reduction("PREMUL_SUM", float(op.__getstate__()[1]))
+        found = _BY_NUMBER.get(op)
+        if found is None:
+            raise ValueError(f"Reduce op {op} is not supported on device 'tpu'.")
+        return found
 
     @property
     def on_host(self) -> str | None:
@@ -68,9 +74,13 @@ class Reduction:
             function(result, row, out=result)
         return result / np.asarray(len(rows), result.dtype) if self.name == "AVG" else result
 
+    @cached_property
+    def text(self) -> str:
+        """For the description of a call."""
+        return self.name.lower() + (f" {self.factor:g}" if self.name == "PREMUL_SUM" else "")
+
     def __str__(self) -> str:
-        factor = f" {self.factor:g}" if self.name == "PREMUL_SUM" else ""
-        return self.name.lower() + factor
+        return self.text
 
     def all_reduce(self, p: Program, x: Value) -> Value:
         """The reduction over all replicas.
@@ -110,13 +120,8 @@ class Reduction:
         return p.binary("divide", x, p.broadcast(p.convert(count, x.element), x.shape))
 
 
-def _name(op: Any) -> str:
-    for name in _OPS:
-        if op == getattr(dist.ReduceOp.RedOpType, name):
-            return name
-    raise ValueError(f"Reduce op {op} is not supported on device 'tpu'.")
-
-
-# A `ReduceOp` hashes as what it is of, and takes a while to compare.
-_NAMES = {hash(getattr(dist.ReduceOp.RedOpType, name)): name for name in _OPS}
-_PLAIN = {name: Reduction(name) for name in _OPS}
+_BY_NUMBER = {
+    getattr(dist.ReduceOp.RedOpType, name).value: Reduction(name)
+    for name in _OPS
+    if name != "PREMUL_SUM"
+}

@@ -6,7 +6,7 @@ Every rank runs the same program, as a TPU wants it; what is beyond a part's end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 Tensors = Sequence[torch.Tensor]
 
 
-def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, options: Any) -> Issued:
+def all_gather(
+    group: Group, outputs: Sequence[Tensors], inputs: Tensors, timeout: float | None
+) -> Issued:
     """Inputs of different sizes to all ranks; each rank knows the sizes by its outputs."""
     for outs, x in zip(outputs, inputs):
         longest = max(o.numel() for o in outs)
@@ -33,17 +35,20 @@ def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, option
             return [p.row(gathered, i) for i in range(p.size)]
 
         padded = [x.new_empty(longest) for _ in outs]
-        group.run(call, [_padded(x, longest)], build, padded, timeout=_seconds(options))
+        group.run(call, [_padded(x, longest)], build, padded, timeout=timeout)
         for out, whole in zip(outs, padded):
             _write_start(out, whole)
     return Issued([o for outs in outputs for o in outs])
 
 
 def reduce_scatter(
-    group: Group, outputs: Tensors, inputs: Sequence[Tensors], options: Any
+    group: Group,
+    outputs: Tensors,
+    inputs: Sequence[Tensors],
+    reduction: Reduction,
+    timeout: float | None,
 ) -> Issued:
     """Items of different sizes; each rank knows the sizes by its inputs."""
-    reduction = Reduction.of(options.reduceOp)
     for out, xs in zip(outputs, inputs):
         longest = max(x.numel() for x in xs)
         shapes = tuple((tuple(x.shape), x.dtype) for x in xs)
@@ -54,7 +59,7 @@ def reduce_scatter(
 
         rows = [_padded(x, longest) for x in xs]
         padded = out.new_empty(longest)
-        group.run(call, rows, build, [padded], timeout=_seconds(options))
+        group.run(call, rows, build, [padded], timeout=timeout)
         _write_start(out, padded)
     return Issued(outputs)
 
@@ -65,18 +70,18 @@ def all_to_all_single(
     input: torch.Tensor,
     output_sizes: Sequence[int],
     input_sizes: Sequence[int],
-    options: Any,
+    timeout: float | None,
 ) -> Issued:
     """Parts of given sizes in the first dim."""
     size = group.size
     sizes = list(input_sizes) or [input.shape[0] // size] * size
     wanted = list(output_sizes) or [output.shape[0] // size] * size
     outs = list(output.detach().split(wanted))
-    all_to_all(group, outs, list(input.split(sizes)), options)
+    all_to_all(group, outs, list(input.split(sizes)), timeout)
     return Issued([output])
 
 
-def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) -> Issued:
+def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, timeout: float | None) -> Issued:
     """Input ``i`` to rank ``i``; only the two of them know its size."""
     dtype = inputs[0].dtype
     call = Call("all_to_all", "uneven", (((), dtype),))
@@ -84,7 +89,7 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, options: Any) ->
     given = [i for i, x in enumerate(inputs) if x.numel()]
     longest = max(t.numel() for t in (*inputs, *outputs))
     own = np.array([longest, given[0] if len(given) == 1 else -1])
-    record, told = group.agree(call, _seconds(options), own)
+    record, told = group.agree(call, timeout, own)
     plans = np.array(told or [own])
     length, to = int(plans[:, 0].max()), plans[:, 1].tolist()
     if length == 0:
@@ -123,8 +128,3 @@ def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
 def _write_start(out: torch.Tensor, values: torch.Tensor) -> None:
     """Write as much of a 1-d tensor as another has elements."""
     out.detach().copy_(values[: out.numel()].view(out.shape))
-
-
-def _seconds(options: Any) -> float | None:
-    seconds = options.timeout.total_seconds()
-    return seconds if seconds > 0 else None

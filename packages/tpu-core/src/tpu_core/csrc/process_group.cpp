@@ -12,6 +12,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <string>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 
@@ -40,8 +41,23 @@ class Implementation {
 };
 
 py::object seconds(std::chrono::milliseconds timeout) {
-  if (timeout == kNoTimeout || timeout == c10d::kUnsetTimeout) return py::none();
+  if (timeout.count() <= 0) return py::none();  // kNoTimeout, c10d::kUnsetTimeout
   return py::float_(std::chrono::duration<double>(timeout).count());
+}
+
+// An argument as Python gets it. Of c10d's options that is what all have: seconds to wait for the other ranks,
+// None for the group's, and whether the caller goes on at once; of a reduce op its number, or c10d's object where
+// it has a factor. c10d's own classes convert each attribute at every look.
+template <typename T>
+decltype(auto) argument(T&& x) {
+  if constexpr (requires { x.asyncOp; }) {
+    return py::make_tuple(seconds(x.timeout), x.asyncOp);
+  } else if constexpr (std::is_same_v<std::decay_t<T>, c10d::ReduceOp>) {
+    const c10d::ReduceOp::RedOpType type = x;
+    return type == c10d::ReduceOp::PREMUL_SUM ? py::cast(x) : py::object(py::int_(int{type}));
+  } else {
+    return std::forward<T>(x);
+  }
 }
 
 class PythonWork final : public c10d::Work {
@@ -134,15 +150,17 @@ class PythonBackend final : public c10d::Backend {
   WorkPtr endCoalescing() override { return work("end_coalescing"); }
 
   WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return work("broadcast", t, o);
+    return work("broadcast", t, o.rootRank, o);
   }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return work("all_reduce", t, o);
+    return work("all_reduce", t, o.reduceOp, o);
   }
   WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
-    return work("all_reduce", t, static_cast<const c10d::AllreduceOptions&>(o));
+    return work("all_reduce", t, o.reduceOp, o);
   }
-  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override { return work("reduce", t, o); }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
+    return work("reduce", t, o.reduceOp, o.rootRank, o);
+  }
   WorkPtr allgather(TensorLists& out, Tensors& in, const c10d::AllgatherOptions& o) override {
     return work("all_gather", out, in, o);
   }
@@ -161,21 +179,21 @@ class PythonBackend final : public c10d::Backend {
     return work("all_gather_into_tensor", out, in, o);
   }
   WorkPtr gather(TensorLists& out, Tensors& in, const c10d::GatherOptions& o) override {
-    return work("gather", out, in, o);
+    return work("gather", out, in, o.rootRank, o);
   }
   WorkPtr scatter(Tensors& out, TensorLists& in, const c10d::ScatterOptions& o) override {
-    return work("scatter", out, in, o);
+    return work("scatter", out, in, o.rootRank, o);
   }
   WorkPtr reduce_scatter(Tensors& out, TensorLists& in, const c10d::ReduceScatterOptions& o) override {
-    return work("reduce_scatter", out, in, o);
+    return work("reduce_scatter", out, in, o.reduceOp, o);
   }
   WorkPtr _reduce_scatter_base(
       at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& o) override {
-    return work("reduce_scatter_tensor", Tensors{out}, Tensors{in}, o);
+    return work("reduce_scatter_tensor", Tensors{out}, Tensors{in}, o.reduceOp, o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& out, Tensors& in, const c10d::ReduceScatterOptions& o) override {
-    return work("reduce_scatter_tensor", out, in, o);
+    return work("reduce_scatter_tensor", out, in, o.reduceOp, o);
   }
   WorkPtr alltoall_base(
       at::Tensor& out,
@@ -194,7 +212,7 @@ class PythonBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& o) override { return work("barrier", o); }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all) override {
     py::gil_scoped_acquire gil;
-    impl_.call("monitored_barrier", o, wait_all);
+    impl_.call("monitored_barrier", argument(o), wait_all);
   }
 
   void setSequenceNumberForGroup() override {}
@@ -220,7 +238,7 @@ class PythonBackend final : public c10d::Backend {
   template <typename... Args>
   WorkPtr work(const char* method, Args&&... args) const {
     py::gil_scoped_acquire gil;
-    return c10::make_intrusive<PythonWork>(impl_.call(method, std::forward<Args>(args)...));
+    return c10::make_intrusive<PythonWork>(impl_.call(method, argument(std::forward<Args>(args))...));
   }
 
   std::string name_;
