@@ -1,7 +1,8 @@
 """Collectives on the device against PyTorch's gloo on CPU tensors, two processes, wall time.
 
 Both are measured in turn in the same processes. ``issue`` is the host's CPU time in the call of an
-asynchronous all_reduce that other ranks are ready for.
+asynchronous all_reduce that other ranks are ready for: of the first after a barrier, which leaves
+the caches cold, and of those in a burst, as DistributedDataParallel issues its buckets.
 
     python integration/benchmarks/collectives.py --rounds 50 --json out.json
 """
@@ -19,6 +20,7 @@ import harness
 import ranks
 
 PROCESSES = 2
+BURST = 8
 # Elements of float32, and the target of the ratio to gloo.
 SIZES = {"1 KB": (256, 1.1), "1 MB": (1 << 18, 1.1), "64 MB": (1 << 24, 1.3)}
 
@@ -49,6 +51,7 @@ def row(name: str, elements: int, target: float, rounds: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     ours, theirs = torch.ones(elements, device="tpu"), torch.ones(elements)
+    pair = {"tpu": ours, "gloo": theirs}
 
     def on_device() -> None:
         dist.all_reduce(ours, dist.ReduceOp.MAX)
@@ -59,21 +62,36 @@ def row(name: str, elements: int, target: float, rounds: int) -> dict[str, Any]:
 
     fewer = max(3, rounds // (1 + (elements >> 20)))
     times = in_turn({"tpu": on_device, "gloo": on_cpu}, fewer)
-    issue = []
-    for _ in range(rounds):
-        dist.barrier()
-        started = time.thread_time()
-        dist.all_reduce(ours, dist.ReduceOp.MAX, async_op=True)
-        issue.append(time.thread_time() - started)
-    torch.tpu.synchronize()
+    issue = {(kind, n): issuing(x, rounds, n) for kind, x in pair.items() for n in (1, BURST)}
     return {
         "size": name,
         "tpu (ms)": times["tpu"] * 1e3,
         "gloo (ms)": times["gloo"] * 1e3,
         "ratio": times["tpu"] / times["gloo"],
         "target": target,
-        "issue (us)": statistics.median(issue) * 1e6,
+        "issue, cold (us)": issue["tpu", 1],
+        "gloo's": issue["gloo", 1],
+        "in a burst (us)": issue["tpu", BURST],
+        "gloo's in one": issue["gloo", BURST],
     }
+
+
+def issuing(x: Any, rounds: int, burst: int) -> float:
+    """Median CPU time of a call in microseconds, where so many follow a barrier."""
+    import torch.distributed as dist
+
+    tensors = [x.clone() for _ in range(burst)]
+    times = []
+    for _ in range(max(3, rounds // burst)):
+        dist.barrier()
+        works = []
+        for tensor in tensors:
+            started = time.thread_time()
+            works.append(dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True))
+            times.append(time.thread_time() - started)
+        for work in works:
+            work.wait()
+    return statistics.median(times) * 1e6
 
 
 def in_turn(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
