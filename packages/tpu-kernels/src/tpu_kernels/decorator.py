@@ -13,7 +13,7 @@ from tpu_core.errors import JaxFunctionError
 from tpu_kernels.arguments import Argument
 from tpu_kernels.binding import Binding
 from tpu_kernels.flat_op import FlatOp
-from tpu_kernels.structures import StructuredCall
+from tpu_kernels.structures import StructuredCalls
 
 
 class JaxOp:
@@ -63,7 +63,8 @@ class JaxOp:
             self._call = _C.op_caller(name, self.overload)
         else:
             self._traceable = self._bound
-            self._call = StructuredCall(binding, _C.op_caller(name, self._checked)).call
+            is_recorded = not mutates and cast_inputs is None
+            StructuredCalls(binding, name, self.overload, is_recorded, self._use)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op, with tensors in place of the function's arrays."""
@@ -86,9 +87,8 @@ class JaxOp:
         values = self._binding.bind(args, kwargs)
         return self._binding.structured(values, self.overload(*values))
 
-    def _checked(self, *values: Any) -> Any:
-        self._binding.check(values)
-        return self.overload(*values)
+    def _use(self, call: Callable[..., Any]) -> None:
+        self._call = call
 
     def __repr__(self) -> str:
         return f"JaxOp({self.overload._schema})"

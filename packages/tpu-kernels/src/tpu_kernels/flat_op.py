@@ -17,6 +17,7 @@ from tpu_kernels import sizes
 from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
 from tpu_kernels.derivatives import Derivatives
 from tpu_kernels.tracing import Traced, absent_chip, is_wide, trace, user_enabled_x64
+from tpu_kernels.values import exact
 
 
 class FlatOp:
@@ -309,9 +310,7 @@ def _torch_dtype(op: FlatOp, dtype: Any) -> torch.dtype:
 
 
 def _frozen(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    return type(value), value
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else exact(value)
 
 
 def _lower_precision(t: Any, dtype: torch.dtype) -> Any:
