@@ -232,7 +232,8 @@ def jax_op(
         differentiable: False where results shall not require gradients.
         backward: A JAX function ``backward(grads, *args)`` in place of `jax.vjp`: ``grads`` is
             shaped like the result, and it returns a tuple with the gradient of each argument,
-            None for none. It must be differentiable itself where higher orders are needed.
+            None for none. It must be differentiable itself where higher orders or forward mode
+            are needed.
         cast_inputs: Floating-point arguments are cast to this dtype where autocast is on.
         cpu: A PyTorch function of the same arguments for tensors on the CPU, which are refused
             without it.
