@@ -11,6 +11,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from tpu_core.errors import UnsupportedOpError
+
 Tensor = torch.Tensor
 
 
@@ -227,3 +229,28 @@ def test_optimizer_steps_with_a_schedule(make: Callable[..., torch.optim.Optimiz
         trained.append([p.detach().cpu() for p in model.parameters()])
     for want, got in zip(*trained, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_gradients() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.tanh() @ x[0] * x.shape[0]
+
+    compiled = torch.compile(f, dynamic=True)
+    for n in (3, 4):
+        x = torch.randn(n, n)
+        want = torch.autograd.functional.jacobian(f, x, vectorize=True)
+        got = torch.autograd.functional.jacobian(compiled, x.to("tpu"), vectorize=True)
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_gradients_of_what_a_graph_draws() -> None:
+    @torch.compile
+    def f(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(
+            lambda x: F.dropout(x.sin(), 0.5), x, use_reentrant=False
+        )
+
+    x = torch.ones(8, device="tpu", requires_grad=True)
+    basis = torch.eye(8, device="tpu")
+    with pytest.raises(UnsupportedOpError, match="draws random numbers"):
+        torch.autograd.grad(f(x), x, basis, is_grads_batched=True)

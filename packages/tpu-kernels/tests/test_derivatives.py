@@ -47,11 +47,13 @@ def test_tangents() -> None:
 
 def test_tangents_of_a_pytree_where_some_are_missing() -> None:
     x = torch.tensor([3.0, 1.0], device="tpu")
-    with forward_ad.dual_level():
-        out = ranked({"x": forward_ad.make_dual(x, torch.ones_like(x)), "y": x}, x)
-        assert out["order"].tolist() == [1, 0]
-        assert forward_ad.unpack_dual(out["order"]).tangent is None
-        assert forward_ad.unpack_dual(out["y"]).tangent.tolist() == [3, 1]
+    for bias in (None, None, x, x):  # a second call of the same arguments goes another way
+        ranked({"x": x, "y": x}, bias)
+        with forward_ad.dual_level():
+            out = ranked({"x": forward_ad.make_dual(x, torch.ones_like(x)), "y": x}, bias)
+            assert out["order"].tolist() == [1, 0]
+            assert forward_ad.unpack_dual(out["order"]).tangent is None
+            assert forward_ad.unpack_dual(out["y"]).tangent.tolist() == [3, 1]
 
 
 def test_jacobians_and_hessians() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from tpu_core.config import override
 from tpu_core.errors import JaxFunctionError, NonFiniteError, UnsupportedOpError
-from tpu_kernels import JaxOp, jax_op
+from tpu_kernels import JaxOp, jax_op, pallas_call
 
 _numbers = itertools.count()
 KEPT: list[Any] = []
@@ -205,8 +205,16 @@ def test_a_gradient_with_a_wrong_number_of_values() -> None:
 
 def test_forward_mode_where_reverse_mode_alone_is_known() -> None:
     x = torch.ones(2, device="tpu")
-    with pytest.raises(NotImplementedError, match="its gradient was given as a function"):
-        torch.func.jvp(make(lambda x: x * 2, backward=lambda grad, x: grad * 2), (x,), (x,))
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...] * 2
+
+    def double(x: jax.Array) -> jax.Array:
+        return pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    op = make(double, backward=lambda grad, x: double(grad))
+    with pytest.raises(JaxFunctionError, match="Tangents of an op with a backward of its own"):
+        torch.func.jvp(op, (x,), (x,))
 
     @jax.custom_vjp
     def f(x: jax.Array) -> jax.Array:

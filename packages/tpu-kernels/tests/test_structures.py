@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpu_kernels import JaxOp, jax_op
 
@@ -94,6 +97,100 @@ def test_mistakes_after_a_call_that_was_right() -> None:
             op({"a": x}, bias={"b": x})
         with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
             op({"a": x}, unknown=1)
+
+
+def test_nodes_of_many_types_in_and_out() -> None:
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Node:
+        value: Any
+        name: str = dataclasses.field(metadata={"static": True})
+
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    def doubled(p: Any) -> Any:
+        return jax.tree.map(lambda x: 2 * x, p)
+
+    op = make(doubled)
+    x = torch.ones(1, device="tpu")
+    trees = [
+        x,
+        (x,),
+        [x, [x, ()]],
+        {"b": x, "a": {(2,): x, (1,): None}},
+        Pair(x, [x]),
+        {"n": Node({"x": x}, "one")},
+        {"n": Node({"x": x}, "two")},
+        collections.OrderedDict(b=x, a=x),
+        {"b": x, "a": x},
+        [x] * 200,
+    ]
+    for tree in trees:
+        for _ in range(3):
+            want = jax.tree.map(lambda t: [2 * v for v in t.tolist()], tree)
+            got = op(tree)
+            assert plain(got) == want
+            assert jax.tree.structure(got) == jax.tree.structure(tree)
+            if isinstance(tree, dict):
+                assert list(got) == list(jax.tree.map(lambda t: t, tree))
+
+
+def test_numbers_that_are_equal_but_of_other_signs() -> None:
+    def signs(p: list[jax.Array], n: float) -> jax.Array:
+        return jnp.copysign(p[0], n)
+
+    op = make(signs)
+    x = torch.ones(1, device="tpu")
+    for _ in range(2):
+        got = [op([x], n).item() for n in (0.0, -0.0, -0.0, 2, -2, float("-inf"))]
+        assert got == [1, -1, -1, 1, -1, -1]
+
+
+def test_results_that_are_no_pytree() -> None:
+    def both(p: dict[str, jax.Array], rest: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return p["x"] + 1, p["x"] + len(rest)
+
+    def one(p: dict[str, jax.Array], bias: jax.Array | None = None) -> tuple[jax.Array]:
+        return (p["x"] if bias is None else p["x"] + bias,)
+
+    pair, single = make(both), make(one)
+    for grad in (False, True):
+        x = torch.ones(1, device="tpu", requires_grad=grad)
+        for _ in range(2):
+            assert plain(pair({"x": x}, [])) == ([2], [1])
+            assert plain(pair({"x": x}, [x])) == ([2], [2])
+            assert plain(single({"x": x})) == plain(single({"x": x}, None)) == ([1],)
+            assert plain(single({"x": x}, x)) == ([2],)
+
+
+def test_modes_that_change_what_a_call_does() -> None:
+    def doubled(p: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"y": 2 * p["x"]}
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    op, low = make(doubled), make(doubled, cast_inputs=torch.bfloat16)
+    x = torch.ones(2, device="tpu")
+    for _ in range(2):
+        assert op({"x": x})["y"].tolist() == [2, 2]
+        assert low({"x": x})["y"].dtype == torch.float32
+        with torch.autocast("tpu"):
+            assert low({"x": x})["y"].dtype == torch.bfloat16
+        with Log():
+            op({"x": x})
+        with torch.inference_mode():
+            assert op({"x": x})["y"].is_inference()
+        with torch.no_grad():
+            assert not op({"x": torch.nn.Parameter(x)})["y"].requires_grad
+    assert seen == [op.overload] * 2
 
 
 def test_subclasses_and_modes_see_the_op() -> None:

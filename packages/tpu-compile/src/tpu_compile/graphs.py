@@ -33,6 +33,7 @@ from tpu_compile.repeats import repeats
 from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
 from tpu_core import _C
+from tpu_core.errors import UnsupportedOpError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import target
 from tpu_core.lowering.registry import register
@@ -294,12 +295,36 @@ def _define() -> None:
     library = torch.library.Library("tpu_compile", "DEF")
     library.define("graph(Tensor[] inputs, int[] sizes, Scalar[] seeds, str key) -> Tensor[]")
     library.impl("graph", _meta, "Meta")
+    library.impl("graph", _batched, "Batched")
     _libraries.append(library)
     register(_NAME, _lower, identity=_identity)
     tells(_NAME, GRAPHS.__getitem__)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
+
+
+def _batched(
+    inputs: list[torch.Tensor], sizes: list[int], seeds: list[Any], key: str
+) -> list[torch.Tensor]:
+    """The graph op by op, in ``is_grads_batched=True``, where PyTorch batches each op.
+
+    Raises:
+        UnsupportedOpError: It draws random numbers, or gives numbers that it computes.
+    """
+    graph = GRAPHS[key]
+    if seeds or not all(_is_tensor(r) for r, made in zip(graph.results, graph.made) if made):
+        raise UnsupportedOpError(
+            "A compiled graph that draws random numbers or computes sizes has no batches of "
+            "gradients.",
+            remedy="Leave out is_grads_batched=True and vectorize=True, or the compilation.",
+        )
+    values: list[Any] = [None] * graph.count
+    for positions, given in ((graph.tensors, inputs), (graph.sizes, sizes)):
+        for i, value in zip(positions, given):
+            values[i] = value
+    results = random_states.OpByOp(graph.module).run(*values)
+    return [r for r, made in zip(results, graph.made) if made]
 
 
 def _meta(

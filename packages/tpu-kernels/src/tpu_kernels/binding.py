@@ -109,13 +109,6 @@ class Binding:
                 found.append(value)
         return [*found, _spec_of_outlines(self.name, *spec)] if self._has_spec else found
 
-    def check(self, values: Sequence[Any]) -> None:
-        """Complain of pytrees that hold something else than tensors."""
-        trees = {p.name for p in self.parameters if p.kind == "tree"}
-        for argument, value in zip(self.arguments, values):
-            if argument.name in trees:
-                self._check_leaves(argument.name, value)
-
     def _check_leaves(self, name: str, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, jax.ShapeDtypeStruct)):
@@ -144,7 +137,10 @@ class Binding:
 
     def result_tree(self, values: Sequence[Any]) -> Any:
         """Structure of the result of a call that was traced with these static values."""
-        return self._trees[self._tree_key(values)]
+        count = self._signature.returns
+        if count is None:
+            return self._trees[self._tree_key(values)]
+        return jax.tree_util.tree_structure((0,) * count if self._signature.is_tuple else 0)
 
     def _tree_key(self, values: Sequence[Any]) -> Any:
         return tuple(

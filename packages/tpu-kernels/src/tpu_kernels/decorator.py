@@ -13,7 +13,7 @@ from tpu_core.errors import JaxFunctionError
 from tpu_kernels.arguments import Argument
 from tpu_kernels.binding import Binding
 from tpu_kernels.flat_op import FlatOp
-from tpu_kernels.structures import StructuredCall
+from tpu_kernels.structures import StructuredCalls
 
 
 class JaxOp:
@@ -63,7 +63,8 @@ class JaxOp:
             self._call = _C.op_caller(name, self.overload)
         else:
             self._traceable = self._bound
-            self._call = StructuredCall(binding, _C.op_caller(name, self._checked)).call
+            is_recorded = not mutates and cast_inputs is None
+            StructuredCalls(binding, name, self.overload, is_recorded, self._use)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op, with tensors in place of the function's arrays."""
@@ -86,9 +87,8 @@ class JaxOp:
         values = self._binding.bind(args, kwargs)
         return self._binding.structured(values, self.overload(*values))
 
-    def _checked(self, *values: Any) -> Any:
-        self._binding.check(values)
-        return self.overload(*values)
+    def _use(self, call: Callable[..., Any]) -> None:
+        self._call = call
 
     def __repr__(self) -> str:
         return f"JaxOp({self.overload._schema})"
@@ -232,7 +232,8 @@ def jax_op(
         differentiable: False where results shall not require gradients.
         backward: A JAX function ``backward(grads, *args)`` in place of `jax.vjp`: ``grads`` is
             shaped like the result, and it returns a tuple with the gradient of each argument,
-            None for none. It must be differentiable itself where higher orders are needed.
+            None for none. It must be differentiable itself where higher orders or forward mode
+            are needed.
         cast_inputs: Floating-point arguments are cast to this dtype where autocast is on.
         cpu: A PyTorch function of the same arguments for tensors on the CPU, which are refused
             without it.

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tpu_core.errors import JaxFunctionError
 from tpu_kernels.arguments import Argument, flat_results, flatten, unflatten
+from tpu_kernels.tracing import line_in_function
 
 
 class Derivatives:
@@ -61,9 +63,48 @@ class Derivatives:
         """
         moving = [i for i, t in enumerate(tangents) if t is not None]
         results, given = self._results_of(values, moving)
+        if self._backward is not None:
+            return (self._transposed_backward(results, given, tangents, values),)
         out, pushed = jax.jvp(results, given, [tangents[i] for i in moving])
         smooth = [jnp.issubdtype(o.dtype, jnp.inexact) for o in out]
         return ([t for t, s in zip(pushed, smooth) if s],)
+
+    def _transposed_backward(
+        self,
+        results: Callable[..., list[jax.Array]],
+        given: Sequence[Any],
+        tangents: Sequence[Any],
+        values: Sequence[Any],
+    ) -> list[jax.Array]:
+        """The tangents by a backward pass that was given, which is linear in the gradients."""
+        backward = self._backward
+        assert backward is not None
+        out = jax.eval_shape(results, *given)
+        smooth = [i for i, o in enumerate(out) if jnp.issubdtype(o.dtype, jnp.inexact)]
+        flat = flatten(self._arguments, values)
+
+        def gradients(*chosen: Any) -> list[jax.Array]:
+            grads: list[Any] = [None] * len(out)
+            for i, g in zip(smooth, chosen):
+                grads[i] = g
+            found = backward(grads, *values)
+            return [_or_zeros(g, x) for g, x, t in zip(found, flat, tangents) if t is not None]
+
+        zeros = [jnp.zeros(out[i].shape, out[i].dtype) for i in smooth]
+        found = jax.eval_shape(gradients, *zeros)
+        moving = [t for t in tangents if t is not None]
+        given = [_conjugate(t.astype(g.dtype)) for t, g in zip(moving, found)]
+        try:
+            pushed = jax.vjp(gradients, *zeros)[1](given)
+        except Exception as error:
+            raise JaxFunctionError(
+                "Tangents of an op with a backward of its own are the derivative of that function, "
+                f"which JAX does not have: {type(error).__name__}: {error}",
+                line=line_in_function(error),
+                remedy="Use reverse mode alone (torch.autograd.grad, torch.func.vjp, jacrev), or "
+                "write the backward with functions that JAX differentiates.",
+            ) from error
+        return [_conjugate(t) for t in pushed]
 
     def _results_of(
         self, values: Sequence[Any], positions: Sequence[int]

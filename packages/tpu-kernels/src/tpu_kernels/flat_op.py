@@ -13,10 +13,11 @@ from tpu_core import _C, runtime
 from tpu_core.errors import JaxFunctionError, UnsupportedOpError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.lowering.registry import register
-from tpu_kernels import sizes
+from tpu_kernels import first_vmap, sizes
 from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
 from tpu_kernels.derivatives import Derivatives
 from tpu_kernels.tracing import Traced, absent_chip, is_wide, trace, user_enabled_x64
+from tpu_kernels.values import exact
 
 
 class FlatOp:
@@ -58,6 +59,7 @@ class FlatOp:
         self.overload: torch._ops.OpOverload = packet.default
         torch.library.register_fake(name, self._meta, lib=self.library)
         self.library.impl(self.short, self._batched, "FuncTorchBatched", with_keyset=True)
+        self.library.impl(self.short, self._batched_gradients, "Batched")
         static = tuple(a.name for a in arguments if a.type not in TENSORS)
         register(
             f"{self.namespace}.{self.short}.default",
@@ -68,9 +70,7 @@ class FlatOp:
         )
         _C.register_overloads([name])
         if differentiable:
-            # A gradient that was given is that of reverse mode alone.
-            forward = None if backward is not None else self._define_forward
-            _C.register_differentiable(name, self._define_backward, forward)
+            _C.register_differentiable(name, self._define_backward, self._define_forward)
         else:
             _C.register_not_differentiable(name)
 
@@ -258,6 +258,21 @@ class FlatOp:
             *self.positional(values, keywords),
         )
 
+    def _batched_gradients(self, *values: Any, **keywords: Any) -> Any:
+        """The op in ``is_grads_batched=True`` and in vectorized Jacobians: see `first_vmap`."""
+        values = self.positional(values, keywords)
+        flat = flatten(self.arguments, values)
+        level = first_vmap.innermost_level(flat)
+        dims = [-1] * len(flat)
+        size = 0
+        for i, t in enumerate(flat):
+            if t is not None:
+                flat[i], is_batched = first_vmap.unbatched(t, level)
+                if is_batched:
+                    dims[i], size = 0, flat[i].shape[0]
+        results = self._vmap_op()(*unflatten(self.arguments, values, flat), dims, size)
+        return jax.tree.map(lambda r: first_vmap.batched(r, level), results)
+
     def _vmap_op(self) -> torch._ops.OpOverload:
         if getattr(self, "_vmapped", None) is None:
             arguments = (
@@ -309,9 +324,7 @@ def _torch_dtype(op: FlatOp, dtype: Any) -> torch.dtype:
 
 
 def _frozen(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    return type(value), value
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else exact(value)
 
 
 def _lower_precision(t: Any, dtype: torch.dtype) -> Any:

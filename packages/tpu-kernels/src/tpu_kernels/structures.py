@@ -1,72 +1,195 @@
-"""Calls with pytrees: where a schema's values are in them is found once for each structure."""
+"""Calls with pytrees: those that are like the last one go through code that was written for it."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+import torch
+from torch.autograd import forward_ad
 
+from tpu_core import _C
+from tpu_kernels.arguments import TENSORS
 from tpu_kernels.binding import Binding
+from tpu_kernels.pytree_code import Code, MismatchError, mismatch_if
 
-_flatten = jax.tree_util.tree_flatten
+_flatten = jax.tree_util.default_registry.flatten
 
 
-class StructuredCall:
-    """An op's call with the function's own arguments, pytrees and static values among them.
+class StructuredCalls:
+    """An op's calls with the function's own arguments, pytrees and static values among them.
+
+    Calls of one kind have one structure and the same static leaves. The first of a kind is bound to
+    the schema by `Binding`, the next by code that takes the arguments apart where they are known to
+    be.
 
     Args:
         binding: Between the function and the op's schema.
-        op: Called with the schema's values.
+        name: Of the op.
+        overload: The op, called with the schema's values.
+        is_recorded: Whether a call without derivatives is recorded and does nothing else: no cast
+            of its arguments, no writing to them.
+        use: Called with what calls should go to from now on.
     """
 
-    def __init__(self, binding: Binding, op: Callable[..., Any]) -> None:
-        self._binding, self._op = binding, op
-        self._layouts: dict[Any, Layout | None] = {}
+    def __init__(
+        self,
+        binding: Binding,
+        name: str,
+        overload: Callable[..., Any],
+        is_recorded: bool,
+        use: Callable[[Callable[..., Any]], None],
+    ) -> None:
+        self._binding, self._name, self._is_recorded = binding, name, is_recorded
+        self._overload, self._use = overload, use
+        self._op = _C.op_caller(name, self._checked)
+        self._forms: dict[Any, Form] = {}  # by structure
+        use(lambda *args, **kwargs: self._call(None, args, kwargs))
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; the result is shaped like the function's."""
+    def _call(self, tried: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the op with any arguments but those that the code ``tried`` takes."""
         leaves, tree = _flatten((args, kwargs))
-        layout = self._layouts.get(tree)
-        if layout is not None:
-            try:
-                known = layout.known.get(layout.static(leaves))
-            except TypeError:  # a static value that is not hashable, of which binding complains
-                known = None
-            if known is not None:
-                rest, structured = known
-                return structured(self._op(*layout.values(leaves + rest)))
-        return self._first(args, kwargs, leaves, tree)
-
-    def _first(self, args: Any, kwargs: Any, leaves: list[Any], tree: Any) -> Any:
+        form = self._forms.get(tree)
+        if form is None:
+            form = self._forms[tree] = Form(self._binding, tree)
+        key = form.key(leaves)
+        try:
+            written = form.written.get(key)
+        except TypeError:  # a static value that is not hashable, of which the binding complains
+            written = None
+        if written is not None and written is not tried:
+            self._use(written)
+            return written(*args, **kwargs)
         values = self._binding.bind(args, kwargs)
-        result = self._binding.structured(values, self._op(*values))
-        if tree not in self._layouts:
-            self._layouts[tree] = layout_of(self._binding, tree)
-        layout = self._layouts[tree]
-        if layout is not None:
-            rest = [values[i] for i in layout.rest]
-            layout.known[layout.static(leaves)] = rest, self._binding.structure(values)
+        result = self._binding.structured(values, self._overload(*values))
+        if written is None and not any(_may_change(leaves[i]) for i in form.static):
+            written = form.written[key] = self._write(form, tree, leaves, values)
+            self._use(written)
         return result
 
+    def _write(
+        self, form: Form, tree: Any, leaves: Sequence[Any], values: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Code for calls with the same static leaves as one that was made.
 
-@dataclass(slots=True)
-class Layout:
-    """Where a schema's values are among the leaves of arguments of one structure.
+        Args:
+            form: Of the call.
+            tree: Its structure.
+            leaves: Its leaves.
+            values: The schema's values of it.
+        """
+        code = Code()
+        names = [f"x{i}" for i in range(tree.num_leaves)]
+        args, kwargs = tree.children()
+        matching = [
+            *code.taking("args", args, names[: args.num_leaves], is_own=True),
+            *code.taking("kwargs", kwargs, names[args.num_leaves :], is_own=True),
+            *(mismatch_if(f"{names[i]} is None") for i in form.optional),
+            *(mismatch_if(code.differs(names[i], leaves[i])) for i in form.static),
+        ]
+        given = [
+            names[place]
+            if isinstance(place, int)
+            else f"[{', '.join(names[place])}]"
+            if isinstance(place, slice)
+            else code.name(value)
+            for place, value in zip(form.values, values)
+        ]
+        if self._is_list(form):
+            # Recorded without PyTorch's dispatcher, which knows of forward mode.
+            matching.append(mismatch_if(f"{code.name(forward_ad)}._current_level >= 0"))
+            result = self._binding.result_tree(values)
+            found = [f"y{i}" for i in range(result.num_leaves)]
+            calling = [
+                f"[{', '.join(found)}] = {code.name(self._list_op(values))}({given[0]})",
+                f"return {code.made(result, found)}",
+            ]
+        else:
+            made = code.name(self._binding.structure(values))
+            calling = [f"return {made}({code.name(self._op)}({', '.join(given)}))"]
+        return code.function(
+            "call(*args, **kwargs)",
+            [
+                "try:",
+                *(f"    {line}" for line in matching),
+                "except (MismatchError, KeyError, TypeError, ValueError): pass",
+                "else:",
+                "    try:",
+                *(f"        {line}" for line in calling),
+                "    except MismatchError: pass",
+                f"return {code.name(self._call)}(call, args, kwargs)",
+            ],
+        )
+
+    def _is_list(self, form: Form) -> bool:
+        """Whether the first of the schema's values is a list and all others are constants."""
+        return self._is_recorded and all(
+            isinstance(place, slice) if i == 0 else place is None or argument.type not in TENSORS
+            for i, (argument, place) in enumerate(zip(self._binding.arguments, form.values))
+        )
+
+    def _list_op(self, values: Sequence[Any]) -> Callable[[list[torch.Tensor]], Sequence[Any]]:
+        """The op as a function of its first value, a list; gives its results in a sequence."""
+        others = tuple(values[1:])
+
+        def general(tensors: list[torch.Tensor]) -> Sequence[Any]:
+            results = self._op(tensors, *others)
+            return [results] if isinstance(results, torch.Tensor) else results
+
+        caller: Callable[..., Any] = _C.list_caller(self._name, others, general)
+        return caller
+
+    def _checked(self, *values: Any) -> Any:
+        """Call the op with what is not plain tensors: subclasses of them, or a mistake."""
+        for argument, value in zip(self._binding.arguments, values):
+            if argument.type == "Tensor[]" and not all(isinstance(v, torch.Tensor) for v in value):
+                raise MismatchError
+        return self._overload(*values)
+
+
+class Form:
+    """The calls of one structure, and where a schema's values are among their leaves.
+
+    Args:
+        binding: Between the function and the schema.
+        tree: Structure of ``(args, kwargs)``.
 
     Attributes:
-        static: Of the leaves, those that are no tensors, with their types: 1 and True are equal.
-        rest: Positions of the values that are not among the leaves, such as defaults.
-        values: The schema's values, of a list of the leaves and of the values at ``rest``.
-        known: By static leaves, the values at ``rest`` and what shapes the op's results.
+        values: For each value its leaf, its leaves, or None for one that is not there: a default.
+        static: Leaves that are no tensors.
+        optional: Leaves where None may be instead, which is no leaf.
+        key: Of the leaves that are static; it is not hashable where one of them is not.
+        written: Code by these keys.
     """
 
-    static: Callable[[list[Any]], Any]
-    rest: list[int]
-    values: Callable[[list[Any]], Sequence[Any]]
-    known: dict[Any, tuple[list[Any], Callable[[Any], Any]]] = field(default_factory=dict)
+    def __init__(self, binding: Binding, tree: Any) -> None:
+        args, kwargs = jax.tree_util.tree_unflatten(tree, map(_Leaf, range(tree.num_leaves)))
+        given = binding.named(args, kwargs)
+        self.values: list[int | slice | None] = []
+        self.static: list[int] = []
+        self.optional: list[int] = []
+        for p in binding.parameters:
+            marks = jax.tree_util.tree_leaves(given[p.name])
+            leaves = [x.position for x in marks if isinstance(x, _Leaf)]
+            if p.kind in ("object", "static"):
+                self.static += leaves
+            if p.kind == "tree":
+                self.values.append(slice(leaves[0], leaves[-1] + 1) if leaves else None)
+            elif p.kind != "object":
+                self.values.append(leaves[0] if leaves else None)
+                self.optional += leaves if p.kind == "optional" else ()
+        # What objects and structures are told by.
+        self.values += [None] * (len(binding.arguments) - len(self.values))
+        # 1 and True are equal, and so are 0.0 and -0.0.
+        exact = (
+            f"repr(x[{i}]) if type(x[{i}]) is float else x[{i}], type(x[{i}]), "
+            for i in self.static
+        )
+        self.key = Code().function("key(x)", [f"return ({''.join(exact)})"])
+        self.written: dict[Any, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,47 +197,6 @@ class _Leaf:
     position: int
 
 
-def layout_of(binding: Binding, tree: Any) -> Layout | None:
-    """The layout of ``(args, kwargs)``; None where they do not fit the function's parameters."""
-    args, kwargs = jax.tree_util.tree_unflatten(tree, map(_Leaf, range(tree.num_leaves)))
-    given = binding.named(args, kwargs)
-    where: list[int | slice | None] = []
-    static: list[int] = []
-    for p in binding.parameters:
-        value = given[p.name]
-        places = [x.position for x in jax.tree_util.tree_leaves(value) if isinstance(x, _Leaf)]
-        if p.kind in ("object", "static"):
-            static += places
-        if p.kind == "tree":
-            where.append(slice(places[0], places[-1] + 1) if places else None)
-        elif p.kind != "object":
-            if places and not isinstance(value, _Leaf):
-                return None
-            where.append(places[0] if places else None)
-    where += [None] * (
-        len(binding.arguments) - len(where)
-    )  # what objects and structures are told by
-    rest = [i for i, w in enumerate(where) if w is None]
-    for k, i in enumerate(rest):
-        where[i] = tree.num_leaves + k
-    return Layout(_picked_with_types(static), rest, _picked(where))
-
-
-def _picked(where: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-    """As `operator.itemgetter`, which gives a single item without a tuple around it."""
-    if len(where) == 1:
-        (only,) = where
-        return lambda leaves: (leaves[only],)
-    return operator.itemgetter(*where)
-
-
-def _picked_with_types(where: Sequence[int]) -> Callable[[list[Any]], Any]:
-    if not where:
-        return lambda leaves: None
-    pick = _picked(where)
-
-    def picked(leaves: list[Any]) -> Any:
-        found = pick(leaves)
-        return (*found, *map(type, found))
-
-    return picked
+def _may_change(value: Any) -> bool:
+    """Whether a static value may become another one: an array that was taken for a number."""
+    return isinstance(value, (torch.Tensor, jax.Array, np.ndarray))

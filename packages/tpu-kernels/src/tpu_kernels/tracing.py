@@ -133,20 +133,22 @@ def complaint(name: str, avals: Sequence[Any], error: Exception) -> JaxFunctionE
             remedy="Use jnp.where or lax.cond, or declare the argument static (annotate it as int, "
             'float, bool or str, or name it in static=("...",)).',
         )
-    has_no_gradient = "Reverse-mode differentiation does not work" in text
+    remedy = next((r for start, r in _REMEDIES.items() if start in text), _RAISED)
     return JaxFunctionError(
         f"The JAX function of {name} raised {type(error).__name__}: {text}",
         values=values,
         line=line_in_function(error),
-        remedy=_NO_GRADIENT if has_no_gradient else _RAISED,
+        remedy=remedy,
     )
 
 
 _RAISED = "Correct the function there, or call the op with arguments that it takes."
-_NO_GRADIENT = (
-    "Write the loop as lax.scan, give jax_op a gradient (backward=f), or say that there is none "
-    "(differentiable=False)."
-)
+_REMEDIES = {
+    "Reverse-mode differentiation does not work": "Write the loop as lax.scan, give jax_op a "
+    "gradient (backward=f), or say that there is none (differentiable=False).",
+    "Batching rule for": "Write the function with what JAX can batch, or call the op for each "
+    "example; gradients without is_grads_batched=True and vectorize=True.",
+}
 _FOLDERS = tuple(
     os.path.dirname(file) + os.sep for file in (jax.__file__, np.__file__, runtime.__file__)
 )

@@ -21,7 +21,7 @@ def token_of(value: Any) -> str:
     It is the same in every process where the value's contents are: programs are found again in
     the cache. Values of one text that are not equal get texts of their own.
     """
-    key = _typed(value)
+    key = exact(value)
     try:
         known = _tokens.get(key)
     except TypeError as error:
@@ -52,10 +52,14 @@ def _unhashable(value: Any) -> Any:
     return value
 
 
-def _typed(value: Any) -> Any:
-    """The value with its types: 1, 1.0 and True are equal."""
-    items = tuple(map(_typed, value)) if isinstance(value, tuple) else value
-    return type(value), items
+def exact(value: Any) -> Any:
+    """A key of a value, or of those in a tuple, with their types and signs.
+
+    1, 1.0 and True are equal, and so are 0.0 and -0.0; NaN is not equal to itself.
+    """
+    if isinstance(value, tuple):
+        return type(value), tuple(map(exact, value))
+    return type(value), repr(value) if type(value) is float else value
 
 
 _tokens: dict[Any, str] = {}
