@@ -100,6 +100,8 @@ def case_ddp() -> None:
     model = DistributedDataParallel(net, device_ids=[RANK])
     train(model, shares(xs), shares(ys))
     compare(dict(net.named_parameters()))
+    logged = model._get_ddp_logging_data()
+    assert logged["avg_backward_compute_time"] > 0 and logged["avg_backward_comm_time"] > 0
 
 
 def case_ddp_variants() -> None:

@@ -9,8 +9,10 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <unordered_set>
@@ -262,7 +264,28 @@ void replace_arrays(py::object replacement) {
   }
 }
 
+// Times of a step that DistributedDataParallel logs, as of the CPU: when the host issued what they are of.
+// Without a timer every rank prints a warning.
+class HostTimer final : public c10d::Timer {
+ public:
+  explicit HostTimer(c10::Device) {}
+
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const auto from = getTimestamp(start), to = getTimestamp(end);
+    // One of an earlier step has not been recorded in this one.
+    return from && to && *from <= *to ? std::optional(*to - *from) : std::nullopt;
+  }
+};
+
 }  // namespace
+
+}  // namespace tpu
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::PrivateUse1, tpu::HostTimer)
+}  // namespace c10d
+
+namespace tpu {
 
 void register_process_group(py::module_& m) {
   m.def("make_backend", &make_backend);
