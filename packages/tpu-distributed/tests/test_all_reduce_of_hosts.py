@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from threads_as_ranks import LIMIT, in_turn
 from tpu_core import _C
 from tpu_distributed.connections import Connections, Reduced
 
-LIMIT = 20.0
 REFERENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": torch.add,
     "PRODUCT": torch.mul,
@@ -25,23 +25,16 @@ REFERENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 def play(size: int, role: Callable[[int, Connections], object]) -> list[object]:
     """What each rank returns or raises, all at the same time."""
-    store, results = dist.HashStore(), [None] * size
+    store = dist.HashStore()
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> object:
         made = Connections(store, rank, size, LIMIT, is_ring=True)
         try:
-            results[rank] = role(rank, made)
-        except Exception as error:
-            results[rank] = error
-        made.close()
+            return role(rank, made)
+        finally:
+            made.close()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * LIMIT)
-        assert not thread.is_alive()
-    return results
+    return in_turn(size, run)
 
 
 def reduced(source: torch.Tensor, out: torch.Tensor, op: str, *scale: float) -> Reduced:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from threads_as_ranks import LIMIT, in_turn
 from tpu_distributed import connections
 from tpu_distributed.connections import Connections
-
-LIMIT = 20.0
 
 
 @contextmanager
@@ -27,25 +26,6 @@ def ranks(size: int) -> Iterator[list[Connections]]:
     finally:
         for one in made:
             one.close()
-
-
-def in_turn(size: int, play: Callable[[int], Any]) -> list[Any]:
-    """What each rank returns or raises, all at the same time."""
-    results: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = play(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * LIMIT)
-        assert not thread.is_alive()
-    return results
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 13])
