@@ -99,13 +99,16 @@ def test_nan_is_kept_as_pytorch_keeps_it() -> None:
         assert x[0] == 1 and x[1].isnan()
 
 
-def test_a_rank_that_ends_is_noticed() -> None:
-    x = torch.ones(1 << 20)
+def added(ring: Connections, elements: int, timeout: float = LIMIT) -> torch.Tensor:
+    x = torch.ones(elements)
+    ring.all_reduce(reduced(x, x, "SUM"), timeout)
+    return x
 
+
+@pytest.mark.parametrize("elements", [2, 8, 1 << 20])
+def test_a_rank_that_ends_is_noticed(elements: int) -> None:
     def role(rank: int, ring: Connections) -> object:
-        if rank == 0:
-            return None  # its connections are closed
-        return ring.all_reduce(reduced(x, torch.empty_like(x), "SUM"), LIMIT)
+        return ring.close() if rank == 0 else added(ring, elements)
 
     began = time.monotonic()
     results = play(3, role)
@@ -114,13 +117,13 @@ def test_a_rank_that_ends_is_noticed() -> None:
 
 
 def test_a_rank_that_does_not_come_is_waited_for_and_no_longer() -> None:
-    x, ended = torch.ones(1 << 20), threading.Event()
+    ended = threading.Event()
 
     def role(rank: int, ring: Connections) -> object:
         if rank == 0:
             return ended.wait(LIMIT)
         try:
-            return ring.all_reduce(reduced(x, torch.empty_like(x), "SUM"), 0.3)
+            return added(ring, 1 << 20, 0.3)
         finally:
             ended.set()
 
@@ -129,14 +132,12 @@ def test_a_rank_that_does_not_come_is_waited_for_and_no_longer() -> None:
 
 
 def test_giving_up_from_another_thread() -> None:
-    x = torch.ones(1 << 20)
-
     def role(rank: int, ring: Connections) -> object:
         if rank == 0:
             time.sleep(0.5)
             return None
         threading.Timer(0.2, ring.close).start()
-        return ring.all_reduce(reduced(x, torch.empty_like(x), "SUM"), LIMIT)
+        return added(ring, 1 << 20)
 
     assert isinstance(play(2, role)[1], OSError)
 

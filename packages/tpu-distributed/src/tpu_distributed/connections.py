@@ -89,7 +89,7 @@ class Connections:
     def __init__(
         self, store: Any, rank: int, size: int, timeout: float, is_ring: bool = False
     ) -> None:
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._is_ring = rank, size, is_ring
         self._distances = [1 << k for k in range(1 if is_ring else (size - 1).bit_length())]
         self._outgoing: list[socket.socket] = []
         self._incoming: list[socket.socket] = []
@@ -156,7 +156,8 @@ class Connections:
             given_up: First number of the exchange that this rank waited for in vain.
         """
         end = _HEADER.pack(given_up, 0, 0, 0, _END, 0, 0)
-        for connection in self._outgoing:
+        # In a ring it would be taken for elements of an array, which the end of the stream is not.
+        for connection in () if self._is_ring else self._outgoing:
             with contextlib.suppress(OSError):  # the other side may have ended it
                 connection.send(end)
         for connection in (*self._outgoing, *self._incoming):
