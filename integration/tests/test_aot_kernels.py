@@ -141,7 +141,7 @@ def of_layer(rows: int, features: int, columns: int) -> Case:
     )
 
 
-# Both have two cores: kernels of serving are for programs of one device.
+# Both have two cores, and this kernel is for programs of one device.
 _OF_ONE = tuple((name, "plain") for name in ("v4:1x1x1", "tpu7x:1x1x1"))
 
 
@@ -209,7 +209,6 @@ CASES = {
             ((64, 512), INDICES),
         ),
         op="paged_attention",
-        plain=_OF_ONE,
     ),
     "ragged paged attention of Llama-3 8B": Case(
         ragged,
@@ -221,7 +220,6 @@ CASES = {
             ((65,), INDICES),
         ),
         op="ragged_paged_attention",
-        plain=_OF_ONE,
     ),
     "quantized layer of Llama-3 8B": of_layer(8192, 4096, 14336),
     "layer of Llama-3 8B by 4 bits, one token": of_four_bits(1, 4096, 14336),
