@@ -254,7 +254,7 @@ class Connections:
             # Not a byte more: the first exchange may follow.
             while len(greeting) < length and (part := connection.recv(length - len(greeting))):
                 greeting += part
-        except OSError:
+        except OSError:  # who says nothing is not of the group, either
             return None
         if len(greeting) < length or not greeting.startswith(token.encode()):
             return None

@@ -234,7 +234,7 @@ class Control:
 
     @contextlib.contextmanager
     def errors(self, record: Record, timeout: float | None = None) -> Iterator[None]:
-        """What gloo raises in this block, as errors of this project.
+        """What gloo and sockets raise in this block, as errors of this project.
 
         Args:
             record: Of what is being done.

@@ -110,6 +110,7 @@ class StructuredCalls:
         else:
             made = code.name(self._binding.structure(values))
             calling = [f"return {made}({code.name(self._op)}({', '.join(given)}))"]
+        # Where the arguments are others, or mistakes, `_call` binds them, and complains if need be.
         return code.function(
             "call(*args, **kwargs)",
             [
