@@ -34,10 +34,8 @@ void each_tensor(c10::ArrayRef<c10::IValue> values, F f) {
 // An op that belongs to another: its gradient, its tangents. Found when it is first needed.
 class Companion {
  public:
-  Companion(const std::string& name, const char* suffix, py::object define)
-      : name_(name + suffix), define_(define.is_none() ? nullptr : define.release().ptr()) {}
-
-  explicit operator bool() const { return define_ != nullptr; }
+  Companion(const std::string& name, const char* suffix, py::function define)
+      : name_(name + suffix), define_(define.release().ptr()) {}
 
   const c10::OperatorHandle& op() {
     // Who waits for the first caller must not hold what that one needs.
@@ -264,7 +262,7 @@ class Differentiable final : public c10::OperatorKernel {
       node = c10::make_intrusive<Derivative>(backward_);
       node->save(arguments);
     }
-    const auto moved = tangents ? pushed_forward(op, arguments) : variable_list();
+    const auto moved = tangents ? pushed_forward(arguments) : variable_list();
     {
       at::AutoDispatchBelowADInplaceOrView below;
       op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
@@ -282,10 +280,7 @@ class Differentiable final : public c10::OperatorKernel {
 
  private:
   // The tangents of the results that have a derivative.
-  variable_list pushed_forward(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        forward_, op.schema().name(), " has no forward-mode derivative: its gradient was given as a "
-        "function, which is that of reverse mode. Use torch.autograd.grad or torch.func.vjp.");
+  variable_list pushed_forward(c10::ArrayRef<c10::IValue> arguments) {
     c10::List<std::optional<at::Tensor>> tangents;
     torch::jit::Stack stack(1);
     for (const auto& value : arguments) stack.push_back(without_tangents(value, tangents));
@@ -317,7 +312,7 @@ c10::OperatorHandle handle_of(const std::string& name) {
 }
 
 void register_differentiable(
-    const std::string& name, py::function define_backward, py::object define_forward) {
+    const std::string& name, py::function define_backward, py::function define_forward) {
   auto* backward = new Companion(name, "_backward", std::move(define_backward));
   auto* forward = new Companion(name, "_jvp", std::move(define_forward));
   register_autograd(

@@ -21,10 +21,9 @@ c10::OperatorHandle handle_of(const std::string& name);  // of ``ns::op``
 //     op_jvp(Tensor?[] tangents, <arguments of op>) -> Tensor[]
 //
 // takes the tangent of each argument tensor, and gives that of each output of floating-point or complex
-// dtype. `define_backward` and `define_forward` are called once, when the op is first needed; without
-// `define_forward` (None) it has no derivative in forward mode.
+// dtype. `define_backward` and `define_forward` are called once, when the op is first needed.
 void register_differentiable(
-    const std::string& name, py::function define_backward, py::object define_forward);
+    const std::string& name, py::function define_backward, py::function define_forward);
 // Lets `name` pass autograd by: its results never require a gradient.
 void register_not_differentiable(const std::string& name);
 
