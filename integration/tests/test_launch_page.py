@@ -8,11 +8,14 @@ from typing import Any
 
 import yaml
 
+from tpu_distributed import job_secret
 from tpu_distributed.launch import slices
 from tpu_distributed.launch.environment import MEGASCALE_PORT, PORT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "launch.md").read_text()
-JOB_SET, RAY_JOB = (yaml.safe_load(t) for t in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+JOB_SET, SECRET, RAY_JOB = (
+    yaml.safe_load(t) for t in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+)
 SLICE = slices.parse("v6e:4x4")
 
 
@@ -32,6 +35,12 @@ def test_job_set() -> None:
     ports = {port["containerPort"] for port in container["ports"]}
     chips = range(SLICE.chips_per_host)
     assert ports == {29500, *(PORT + i for i in chips), *(MEGASCALE_PORT + i for i in chips)}
+
+
+def test_secret() -> None:
+    (variable,) = SECRET["env"]
+    assert variable["name"] == job_secret.VARIABLE
+    assert set(variable["valueFrom"]["secretKeyRef"]) == {"name", "key"}
 
 
 def test_ray_job() -> None:

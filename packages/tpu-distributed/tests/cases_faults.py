@@ -122,6 +122,27 @@ def case_other_dtype_op_and_kind() -> None:
             dist.broadcast(x, 0)
 
 
+def case_split_sizes_that_disagree() -> None:
+    # Rows that each rank gives and gets, and a pair that disagrees: source, destination, elements.
+    for gives, gets, pair in (
+        (([1, 2], [2, 2]), ([1, 1], [2, 2]), (1, 0, 6, 3)),
+        (([1, 4], [3, 1]), ([1, 3], [3, 1]), (0, 1, 12, 9)),
+        (([0, 0], [0, 0]), ([0, 0], [1, 0]), (0, 1, 0, 3)),  # nothing would be sent
+        (([0, 1], [1, 0]), ([0, 2], [1, 0]), (1, 0, 3, 6)),  # one part each
+    ):
+        x = torch.ones(sum(gives[RANK]), 3, device=DEVICE)
+        out = torch.full((sum(gets[RANK]), 3), 7.0, device=DEVICE)
+        said = "rank {0} sends {2} elements, rank {1} expects {3}".format(*pair)
+        with pytest.raises(CollectiveMismatchError, match=said) as caught:
+            dist.all_to_all_single(out, x, gets[RANK], gives[RANK])
+        assert "cases_faults.py" in str(caught.value)
+        assert out.eq(7).all().item()  # nothing was written
+    xs = [torch.ones(2, device=DEVICE) for _ in range(SIZE)]
+    outs = [torch.zeros(2 + RANK, device=DEVICE) for _ in range(SIZE)]
+    with pytest.raises(CollectiveMismatchError, match="rank 0 sends 2 elements, rank 1 expects 3"):
+        dist.all_to_all(outs, xs)
+
+
 def case_still_usable() -> None:
     x = torch.ones(2, device=DEVICE)
     dist.all_reduce(x)

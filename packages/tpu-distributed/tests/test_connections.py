@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from threads_as_ranks import LIMIT, in_turn
-from tpu_distributed import connections
+from tpu_distributed import addresses
 from tpu_distributed.connections import Connections
 
 
@@ -143,18 +143,18 @@ def test_a_rank_that_does_not_connect() -> None:
 def test_a_process_is_reached_where_it_is(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", master)
     if "invalid" in master:
-        assert connections.own_host() == master  # the error names what was set
+        assert addresses.own_host() == master  # the error names what was set
         return
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        socket.create_connection((connections.own_host(), port), timeout=10).close()
+        socket.create_connection((addresses.own_host(), port), timeout=10).close()
 
 
 def test_a_host_that_knows_its_name_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "the.master")
     found = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.1.1", 9))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
-    assert connections.own_host() == "the.master"  # others know that by another address
+    assert addresses.own_host() == "the.master"  # others know that by another address
 
 
 def test_another_host_named_as_master(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +166,4 @@ def test_another_host_named_as_master(monkeypatch: pytest.MonkeyPatch) -> None:
             own = probe.getsockname()[0]
         except OSError:  # a machine without a network
             own = "192.0.2.1"
-    assert connections.own_host() == own
+    assert addresses.own_host() == own

@@ -203,6 +203,7 @@ def test_a_job_set_knows_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
         "train.py",
     ]
     environ = started["environ"]
+    assert "TPU_JOB_SECRET" not in environ  # each host would make another one
     assert environ["MEGASCALE_COORDINATOR_ADDRESS"] == "a:8080"
     assert (environ["TPU_HOST_BOUNDS"], environ["TPU_WORKER_ID"]) == ("2,2,1", "2")
 
@@ -228,6 +229,7 @@ def test_a_script_is_started(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(
         "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+        "print('secret', os.environ['TPU_JOB_SECRET'])\n"
     )
     command = ["-m", "tpu_distributed.launch", "--nproc", "2", str(script), "--lr", "1"]
     process = subprocess.Popen(
@@ -241,3 +243,5 @@ def test_a_script_is_started(tmp_path: Path) -> None:
     (printed,) = spawn.finish([process], timeout=100)
     assert process.returncode == 0, printed
     assert {"0 2 ['--lr', '1']", "1 2 ['--lr', '1']"} <= set(printed.splitlines())
+    first, second = re.findall(r"secret ([0-9a-f]{64})", printed)
+    assert first == second

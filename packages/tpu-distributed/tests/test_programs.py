@@ -25,6 +25,15 @@ def test_text_of_a_program() -> None:
     )
 
 
+def test_a_reduce_scatter_without_an_op_of_its_own() -> None:
+    p = Program(2, scatters=False)
+    result = Reduction("AVG").reduce_scatter(p, p.parameter((2, 3), "f32"))
+    text = p.text([result])
+    assert result.shape == (3,)
+    assert "all_to_all" in text and "stablehlo.add" in text and "divide" in text
+    assert "reduce_scatter" not in text
+
+
 def test_dtypes_without_a_counterpart() -> None:
     with pytest.raises(TypeError, match="torch.complex32 is not supported in collectives"):
         element_of(torch.complex32)

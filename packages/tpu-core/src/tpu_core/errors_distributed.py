@@ -12,7 +12,8 @@ class ProcessGroupError(TpuError):
 
     **How it happens.** On a TPU the device was used before `init_process_group`: how a process sees
     the other chips is settled when the device starts. Or an earlier collective of the group failed:
-    where its processes stand is not known any more, and each further collective says so.
+    where its processes stand is not known any more, and each further collective says so. Or
+    processes have different secrets of the job (`TPU_JOB_SECRET`), or did not all come in time.
 
     ```pycon
     >>> x = torch.ones(2, device="tpu")
@@ -33,7 +34,9 @@ class CollectiveMismatchError(TpuError):
 
     **How it happens.** Ranks came to different lines (`if rank == 0: dist.barrier()`), called the
     same collectives in another order, or the same one with another shape, dtype, reduce op or root.
-    It is found before anything is sent, and raised in all processes of the group.
+    Or split sizes of an `all_to_all` disagree: the message names what one rank sends and what the
+    other one expects. It is found before anything is sent, and raised in all processes of the
+    group.
 
     ```console
     CollectiveMismatchError: [TPU1031] Ranks of group '0' called different collectives.

@@ -8,7 +8,6 @@ for what is gathered). The thread that calls does all of it: no other has to wak
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -22,6 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tpu_core import _C
+from tpu_core.pjrt import handshake
+from tpu_distributed import addresses, job_secret
+from tpu_distributed.visitors import Visitors
 
 # Numbers of a rank; bytes of payloads that follow; which numbers are the same everywhere as far as
 # is known, by bits; which are not 0 everywhere.
@@ -30,7 +32,8 @@ _ALL = 0b1111
 # In place of a length, of the last message of a connection: its first number is that of the
 # exchange that this rank gave up, or 0.
 _END = 0xFFFFFFFF
-_RANK_DIGITS = 8
+# No message between ranks is longer.
+_MOST_BYTES = 1 << 20
 # A host that is gone without a word is noticed after so many seconds of silence.
 _KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
 
@@ -180,6 +183,10 @@ class Connections:
             )
             if following == _END:
                 raise ConnectionAbortedError(f"rank {self._before(distance)} has left the group")
+            if following > _MOST_BYTES:
+                raise ConnectionAbortedError(
+                    f"rank {self._before(distance)} sends {following} bytes"
+                )
             if following:
                 held += self._receive(into, following, distance, deadline)
             any_set |= their_any
@@ -217,78 +224,38 @@ class Connections:
 
     def _connect(self, store: Any, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        with _listening(len(self._distances)) as listener:
-            token = uuid.uuid4().hex
-            port = listener.getsockname()[1]
-            store.set(f"address/{self._rank}", f"{own_host()} {port} {token}")
+        secret = job_secret.of_group(store, self._rank, timeout)
+        host = addresses.interface(self._size)
+        # What is new with each set of connections: what a former one recorded is of no use.
+        name = uuid.uuid4().hex
+        with Visitors(host, secret, self._subjects(name)) as visitors:
+            key = f"address/{self._rank}"
+            store.set(key, f"{addresses.reached_at(host)} {visitors.port} {name}")
             for distance in self._distances:
-                self._outgoing.append(self._reach(store, self._rank + distance, deadline))
-            by_distance: dict[int, socket.socket] = {}
-            while len(by_distance) < len(self._distances):
-                listener.settimeout(max(deadline - time.monotonic(), 0.001))
-                connection, _ = listener.accept()
-                before = self._greeted(connection, token, deadline)
-                if before is None:
-                    connection.close()
-                else:
-                    by_distance[before] = connection
-                    self._incoming.append(connection)
+                self._outgoing.append(self._reach(store, secret, distance, deadline))
+            by_distance = visitors.wait(deadline)
             self._incoming = [by_distance[d] for d in self._distances]
         for connection in (*self._outgoing, *self._incoming):
             _settle(connection)
 
-    def _reach(self, store: Any, rank: int, deadline: float) -> socket.socket:
-        key = f"address/{rank % self._size}"
+    def _subjects(self, name: str) -> dict[str, int]:
+        """What those come with that are to come, and how far before this rank they are."""
+        return {f"{name} from {self._before(d)}": d for d in self._distances}
+
+    def _reach(self, store: Any, secret: bytes, distance: int, deadline: float) -> socket.socket:
+        rank = (self._rank + distance) % self._size
+        key = f"address/{rank}"
         store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-        host, port, token = store.get(key).decode().split()
-        seconds = max(deadline - time.monotonic(), 0.001)
-        connection = socket.create_connection((host, int(port)), seconds)
-        connection.sendall(f"{token}{self._rank:{_RANK_DIGITS}}".encode())
-        return connection
-
-    def _greeted(self, connection: socket.socket, token: str, deadline: float) -> int | None:
-        """How far before this rank the other is; None of who is not of the group."""
-        connection.settimeout(min(1.0, max(deadline - time.monotonic(), 0.001)))
+        host, port, name = store.get(key).decode().split()
         try:
-            greeting, length = b"", len(token) + _RANK_DIGITS
-            # Not a byte more: the first exchange may follow.
-            while len(greeting) < length and (part := connection.recv(length - len(greeting))):
-                greeting += part
-        except OSError:  # who says nothing is not of the group, either
-            return None
-        if len(greeting) < length or not greeting.startswith(token.encode()):
-            return None
-        return (self._rank - int(greeting[len(token) :])) % self._size
-
-
-def own_host() -> str:
-    """Where other processes of the job reach this one.
-
-    That is where it would reach the master from; its name, where there is none.
-    """
-    master = os.environ.get("MASTER_ADDR")
-    own = socket.gethostname()
-    with contextlib.suppress(OSError):  # what does not resolve is passed on as it is
-        if not master:
-            socket.getaddrinfo(own, None)
-            return own
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(
-            master, 9, socket.AF_INET, socket.SOCK_DGRAM
-        )
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing; the system picks the own address for it
-            found = str(probe.getsockname()[0])
-        # A host may know its own name as 127.0.1.1, where others know it by another address.
-        return master if found.startswith("127.") else found
-    return master or "localhost"
-
-
-def _listening(backlog: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", 0), family=socket.AF_INET6, backlog=backlog + 8, dualstack_ipv6=True
-        )
-    return socket.create_server(("", 0), backlog=backlog + 8)
+            return handshake.connect(
+                (host, int(port)), secret, f"{name} from {self._rank}", deadline
+            )
+        except handshake.RefusedError as error:
+            raise ConnectionRefusedError(
+                f"rank {rank} at {host}:{port} does not take this process for one of the job "
+                f"({error}); {job_secret.VARIABLE} must be the same for all"
+            ) from None
 
 
 def _wait(connection: socket.socket, event: int, deadline: float) -> None:

@@ -28,9 +28,10 @@ from tpu_core.errors import (
     ProcessGroupError,
     TpuError,
 )
-from tpu_distributed import differences
+from tpu_distributed import addresses, differences, split_sizes
 from tpu_distributed.connections import Connections, Heard, Reduced
 from tpu_distributed.flights.recorder import RECORDER, Record
+from tpu_distributed.split_sizes import Sizes
 
 # How much of an array a message of the control connection takes along: what costs next to nothing.
 _PAYLOAD_BYTES = 1024
@@ -112,7 +113,7 @@ class Control:
         self._failure: TpuError | None = None
         connection = dist.PrefixStore("control/", store)
         self.gloo: Any = dist.ProcessGroupGloo(
-            connection, rank, size, timeout=timedelta(seconds=timeout)
+            connection, rank, size, addresses.gloo_options(size, timeout)
         )
         self._connections = self._connected(store, "agreement")
         self._ring: Connections | None = None
@@ -227,6 +228,21 @@ class Control:
         key = f"program/{record.sequence}"
         listed = differences.exchange(self._store, key, self.rank, self.size, ops)
         differences.warn(self.name, listed, record.line)
+
+    def splits_differ(self, record: Record, sizes: Sizes) -> CollectiveMismatchError:
+        """The error of an all_to_all whose ranks do not expect what others send; on all ranks.
+
+        Args:
+            record: Of the call, to which all have agreed.
+            sizes: Of this rank.
+        """
+        what = f"Ranks of group '{self.name}' send other sizes than their peers expect."
+        dumped = _dumped(record, what)
+        key = f"sizes/{record.sequence}"
+        told = split_sizes.exchange(self._store, key, self.rank, self.size, sizes)
+        found: dict[str, object] = {"call": record.call, **split_sizes.differences(told), **dumped}
+        remedy = "Let each rank expect as many elements of another one as that one sends to it."
+        return CollectiveMismatchError(what, values=found, line=record.line, remedy=remedy)
 
     def message(self, call: Call) -> Record:
         """The record of a message, which other ranks need not agree to."""

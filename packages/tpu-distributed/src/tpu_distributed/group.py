@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore
 from tpu_core import _C, runtime
 from tpu_core.compiler import collectives
 from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import messages, recorded, spmd_region, uneven
 from tpu_distributed.control import Call, Control
@@ -457,7 +458,8 @@ class Group:
     def _built(
         inputs: Tensors, build: Build, size: int, groups: Groups | None = None
     ) -> tuple[Program, list[Value]]:
-        p = Program(size, groups)
+        platform = runtime.runtime().client.platform.name
+        p = Program(size, groups, not known_faults.present("racing-reduce-scatter", platform))
         return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:

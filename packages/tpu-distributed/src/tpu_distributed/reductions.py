@@ -99,6 +99,9 @@ class Reduction:
         op = self._op(x)
         if op in _BITWISE:
             return p.reduce_rows(p.all_to_all(x), op)
+        if not p.scatters:
+            rows = p.all_to_all(self._prepare(p, x))
+            return self._finish(p, p.reduce_rows(rows, op))
         return self._finish(p, p.reduce_scatter(self._prepare(p, x), op))
 
     def _op(self, x: Value) -> str:

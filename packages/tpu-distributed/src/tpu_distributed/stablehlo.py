@@ -71,6 +71,8 @@ class Program:
         size: Number of replicas that take part in each collective.
         groups: Where there are more replicas, those of each collective, in order. What is said of
             "all replicas" below, and of one by its number, is then of those in the same group.
+        scatters: Whether a reduce-scatter is an op of its own; else each replica reduces the rows
+            that all others sent it.
 
     Example:
         >>> p = Program(2)
@@ -78,8 +80,11 @@ class Program:
         >>> text = p.text([p.all_reduce(x, "add")])
     """
 
-    def __init__(self, size: int, groups: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, size: int, groups: Sequence[Sequence[int]] | None = None, scatters: bool = True
+    ) -> None:
         self.size = size
+        self.scatters = scatters
         self._groups = [list(group) for group in groups or [range(size)]]
         self._parameters: list[Value] = []
         self._lines: list[str] = []

@@ -167,7 +167,7 @@ def program_of(segment: Segment) -> Program | None:
         execute,
         None,
         0,
-        False,
+        0,
         f"{segment.key} together",
         len(segment.nodes),
         nodes[0].line,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tpu_distributed import split_sizes
 from tpu_distributed.control import Call
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.stablehlo import Program, Value
@@ -82,15 +83,23 @@ def all_to_all_single(
 
 
 def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, timeout: float | None) -> Issued:
-    """Input ``i`` to rank ``i``; only the two of them know its size."""
+    """Input ``i`` to rank ``i``; only the two of them know its size.
+
+    Raises:
+        CollectiveMismatchError: A rank sends as many elements as another does not expect.
+    """
     dtype = inputs[0].dtype
     call = Call("all_to_all", "uneven", (((), dtype),))
     # Of the parts with elements: the longest, and whom the only one is for, or -1.
     given = [i for i, x in enumerate(inputs) if x.numel()]
     longest = max(t.numel() for t in (*inputs, *outputs))
-    own = np.array([longest, given[0] if len(given) == 1 else -1])
+    sizes = split_sizes.Sizes.of(inputs, outputs)
+    sent, expected = sizes.fingerprints(group.rank)
+    own = np.array([longest, given[0] if len(given) == 1 else -1, sent, expected])
     record, told = group.agree(call, timeout, own)
     plans = np.array(told or [own])
+    if plans[:, 2].sum() != plans[:, 3].sum():
+        raise group.control.splits_differ(record, sizes)
     length, to = int(plans[:, 0].max()), plans[:, 1].tolist()
     if length == 0:
         record.finish()

@@ -9,7 +9,7 @@ from typing import Any
 from tpu_core import runtime
 from tpu_core.pjrt import distributed
 from tpu_core.pjrt.distributed import World
-from tpu_distributed.connections import own_host
+from tpu_distributed import addresses, job_secret
 from tpu_distributed.launch import environment
 
 
@@ -29,12 +29,15 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
     if not runtime.is_initialized():
         environment.settle_process(os.environ)
     key = "world"
+    secret = job_secret.of_group(store, rank, timeout)
+    listening = addresses.interface(size)
     if rank == 0:
-        service, presence = distributed.start_coordinator(size)
-        store.set(key, f"{uuid.uuid4().hex} {own_host()} {service} {presence}")
-    name, host, service, presence = store.get(key).decode().split()
-    world, ports = World(name, rank, size), (int(service), int(presence))
-    runtime.join_world(lambda: distributed.join(world, host, ports, timeout))
+        name = uuid.uuid4().hex
+        port = distributed.start_coordinator(name, size, listening, secret)
+        store.set(key, f"{name} {addresses.reached_at(listening)} {port}")
+    name, host, text = store.get(key).decode().split()
+    world, address = World(name, rank, size), (host, int(text))
+    runtime.join_world(lambda: distributed.join(world, address, secret, listening, timeout))
 
 
 def _is_current(store: Any, rank: int, size: int) -> bool:

@@ -7,12 +7,16 @@ so that JAX code in the same process sees the same world.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +26,9 @@ from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 
 from tpu_core.errors import ProcessGroupError
-from tpu_core.pjrt import coordinator
+from tpu_core.pjrt import handshake, relay
 from tpu_core.pjrt.client import Client, compile_options
+from tpu_core.pjrt.local_service import LocalService
 
 # Without a sign of life for so long, jaxlib ends a process when it goes on: one that was stopped in
 # a debugger, say. Nothing here needs the signs: other ranks see at once that a process has ended.
@@ -57,73 +62,134 @@ def current_world() -> World | None:
     return _world
 
 
-def start_coordinator(size: int) -> tuple[int, int]:
+def start_coordinator(world: str, size: int, host: str, secret: bytes) -> int:
     """Start the process that coordinates a new world.
 
     Args:
-        size: Number of processes of the world.
+        world: Its name.
+        size: Number of its processes.
+        host: Address to listen on; empty for all interfaces.
+        secret: Of the job.
 
     Returns:
-        The ports that `join` takes.
+        The port that `join` takes.
 
     Raises:
         ProcessGroupError: It did not start.
     """
-    command = [sys.executable, "-P", coordinator.__file__, str(size), str(_HEARTBEAT_SECONDS)]
+    script = str(Path(__file__).with_name("coordinator.py"))
+    command = [sys.executable, "-P", script, str(size), str(_HEARTBEAT_SECONDS), host]
     # A session of its own: it must outlive this process, whatever ends that.
     process = subprocess.Popen(
         command,
         # jaxlib warns that a world whose processes may be lost is an experiment of its own.
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(OSError):  # it has ended; see below
+        process.stdin.write(f"{world}\n{secret.hex()}\n")
+        process.stdin.close()
     line = process.stdout.readline()
     process.stdout.close()
     try:
-        service, presence = map(int, line.split())
+        return int(line)
     except ValueError:
         raise ProcessGroupError(
             f"The coordination service did not start; it ended with {process.wait(5)}.",
             remedy="See what it printed.",
         ) from None
-    return service, presence
 
 
-def join(world: World, host: str, ports: tuple[int, int], timeout: float) -> None:
+def join(
+    world: World, address: tuple[str, int], secret: bytes, interface: str, timeout: float
+) -> None:
     """Become a process of a world. The client that is started next spans it.
 
     Args:
         world: The world; one that this process was in before is left.
-        host: Where its coordinator runs.
-        ports: From `start_coordinator`.
+        address: Host and port of its coordinator.
+        secret: Of the job.
+        interface: Address at which the CPU platform's collectives listen; jaxlib's choice where
+            it is empty.
         timeout: Seconds to wait for the other processes.
+
+    Raises:
+        ProcessGroupError: The coordinator does not take this process for one of the job, or others
+            do not come.
+        OSError: It cannot be reached.
     """
     global _world
-    service, presence = ports
-    connection = socket.create_connection((host, presence), timeout)
-    connection.settimeout(None)
+    deadline = time.monotonic() + timeout
+
+    def reach(what: str) -> socket.socket:
+        subject = f"{world.name} {what} {world.rank}"
+        connection = handshake.connect(address, secret, subject, deadline)
+        relay.keep_alive(connection)
+        return connection
+
+    try:
+        connection = reach("presence")
+    except handshake.RefusedError as error:
+        raise ProcessGroupError(
+            "The coordinator of the job does not take this process for one of it.",
+            values={"coordinator": f"{address[0]}:{address[1]}", "cause": error},
+            remedy="Set the same TPU_JOB_SECRET for all processes of the job, or none.",
+        ) from None
     _presence.append(connection)
-    client = _jax.get_distributed_runtime_client(
-        f"{host}:{service}",
-        world.rank,
-        init_timeout=max(1, int(timeout)),
-        heartbeat_timeout=_HEARTBEAT_SECONDS,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
-        # A process that ends must not wait for the others, nor fail where they are gone.
-        shutdown_on_destruction=False,
-    )
-    client.connect()
+    _wait_for_all(connection, world, deadline)
+    local = LocalService(lambda: reach("service"))
+    try:
+        client = _jax.get_distributed_runtime_client(
+            local.address,
+            world.rank,
+            init_timeout=max(1, int(timeout)),
+            heartbeat_timeout=_HEARTBEAT_SECONDS,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            # A process that ends must not wait for the others, nor fail where they are gone.
+            shutdown_on_destruction=False,
+        )
+        client.connect()
+    finally:
+        local.settle()
     state = jax_distributed.global_state
     state.client, state.process_id, state.num_processes = client, world.rank, world.size
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if xla_bridge.backends_are_initialized():
         jax.clear_caches()
         xla_bridge._clear_backends()
+    xla_bridge.register_backend_factory(
+        "cpu", partial(_cpu_client, interface), priority=0, fail_quietly=False
+    )
     _world = world
+
+
+def _wait_for_all(connection: socket.socket, world: World, deadline: float) -> None:
+    """Until all processes have come: jaxlib's client ends its process where one does not."""
+    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+    try:
+        if connection.recv(1) != relay.COMPLETE:
+            raise ProcessGroupError("The coordinator of the job has ended.")
+    except TimeoutError:
+        raise ProcessGroupError(
+            "Not all processes of the job have come in time.",
+            values={"processes": world.size},
+            remedy="See what the others, and the coordinator on the stderr of rank 0, have said.",
+        ) from None
+    finally:
+        connection.settimeout(None)
+
+
+def _cpu_client(interface: str) -> Any:
+    """What jax makes by itself, but for the address of gloo's sockets."""
+    client = jax_distributed.global_state.client
+    collectives = None
+    if interface and client is not None:
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=interface)
+    return xla_bridge.make_cpu_client(collectives)
 
 
 def members(client: Client) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from tpu_core import platforms
+from tpu_distributed import job_secret
 from tpu_distributed.launch import slices
 from tpu_distributed.launch.environment import Job, process_environment
 from tpu_distributed.launch.slices import Slice
@@ -74,6 +75,9 @@ def launch(
     if dry_run:
         print(" ".join(["torchrun", *command]))
         return
+    if "--standalone" in command:
+        # Several hosts would each make their own.
+        environ.setdefault(job_secret.VARIABLE, job_secret.made())
     run = [sys.executable, "-m", "torch.distributed.run", *command]
     os.execve(sys.executable, run, environ)
 

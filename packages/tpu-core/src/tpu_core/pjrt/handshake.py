@@ -1,0 +1,283 @@
+"""Mutual authentication of a connection by a secret of the job, and ports that demand it.
+
+A challenge and response with HMAC-SHA256 (as in RFC 2195, in both directions): the server sends a
+nonce, the client one of its own, what it wants, and a code over all of it; the server answers with
+its own code. The secret is never sent, and a recorded exchange fits no other nonce. What follows on
+the connection is neither encrypted nor signed.
+
+Only the standard library is imported: `coordinator` loads this file by its path, without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+_MAGIC = b"tpu job\x01"
+_NONCE_BYTES = _CODE_BYTES = 32
+_HEADER = struct.Struct(f"<{len(_MAGIC)}s{_NONCE_BYTES}sH")
+# Of what a client wants: a longer one is refused before any of it is read.
+_MOST_SUBJECT_BYTES = 256
+_REFUSED = bytes(_CODE_BYTES)
+# A client that has not finished by then is dropped.
+PATIENCE_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
+# A server that says nothing is asked again over another connection.
+_ANSWER_SECONDS = 60.0
+# A flood of strangers must not fill the disk: so many lines, then one where their number doubles.
+_LOGGED_STRANGERS = 32
+_SHOWN_BYTES = 24
+
+
+class RefusedError(ConnectionError):
+    """A server that holds another secret, or expects something else."""
+
+
+def code(secret: bytes, side: bytes, nonces: bytes, subject: bytes) -> bytes:
+    """The code by which a side shows that it has the secret."""
+    return hmac.digest(secret, side + nonces + subject, hashlib.sha256)
+
+
+def connect(
+    address: tuple[str, int], secret: bytes, subject: str, deadline: float
+) -> socket.socket:
+    """Open a connection whose two sides have the same secret.
+
+    Args:
+        address: Host and port.
+        secret: Of the job.
+        subject: What the connection is for; the server knows what to expect.
+        deadline: Until when, on the clock of `time.monotonic`. A server that drops connections,
+            as it does where it has too many, is asked again until then.
+
+    Raises:
+        RefusedError: The server answers, and has another secret or no use for the subject.
+        OSError: It cannot be reached.
+    """
+    while True:
+        left = deadline - time.monotonic()
+        connection = socket.create_connection(address, max(left, 0.001))
+        try:
+            _prove(connection, secret, subject.encode(), deadline)
+            connection.settimeout(None)
+            return connection
+        except (RefusedError, TimeoutError) as error:
+            connection.close()
+            if isinstance(error, RefusedError) or time.monotonic() >= deadline:
+                raise
+        except OSError:
+            connection.close()
+            if time.monotonic() + _RETRY_SECONDS >= deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _prove(connection: socket.socket, secret: bytes, subject: bytes, deadline: float) -> None:
+    limit = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+    greeting = _read(connection, len(_MAGIC) + _NONCE_BYTES, limit)
+    if not greeting.startswith(_MAGIC):
+        raise RefusedError("what listens there is not a process of this job")
+    own = os.urandom(_NONCE_BYTES)
+    nonces = greeting[len(_MAGIC) :] + own
+    message = _HEADER.pack(_MAGIC, own, len(subject)) + subject
+    connection.sendall(message + code(secret, b"client", nonces, subject))
+    answer = _read(connection, _CODE_BYTES, limit)
+    if not hmac.compare_digest(answer, code(secret, b"server", nonces, subject)):
+        raise RefusedError("it has another secret of the job, or belongs to another one")
+
+
+def _read(connection: socket.socket, count: int, limit: float) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        connection.settimeout(max(limit - time.monotonic(), 0.001))
+        part = connection.recv(count - len(parts))
+        if not part:
+            raise ConnectionResetError("the connection was dropped")
+        parts += part
+    return parts
+
+
+def listen(host: str) -> socket.socket:
+    """A socket on a free port of an address; on that of all interfaces where it is empty."""
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family, backlog=1024)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=both)
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A connection that has not proved anything yet."""
+
+    connection: socket.socket
+    address: str
+    steps: Generator[int, bytes, str]
+    wanted: int
+    until: float
+    buffer: bytes = b""
+    total: int = 0
+    first: bytes = b""
+
+
+class Door:
+    """A listening socket that admits connections which prove the secret, and drops all others.
+
+    Nothing here blocks: `turn` is to be called again and again, by one thread.
+
+    Args:
+        listener: The socket; it becomes the door's own.
+        secret: Of the job.
+        expects: Whether somebody may come with a subject.
+        admit: Called with each connection that has proved itself, and its subject.
+        log: Called with a line for each one that is dropped.
+        selector: That of the owner, whose entries have functions of the event mask as data.
+        room: How many may be on trial at the same time; the oldest makes way for the next.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        expects: Callable[[str], bool],
+        admit: Callable[[socket.socket, str], None],
+        log: Callable[[str], None],
+        selector: selectors.BaseSelector,
+        room: int = 64,
+    ) -> None:
+        self._listener, self._secret = listener, secret
+        self._expects, self._admit, self._log = expects, admit, log
+        self._selector, self._room = selector, room
+        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._dropped = 0
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def port(self) -> int:
+        """The one that it listens on."""
+        return int(self._listener.getsockname()[1])
+
+    def turn(self, seconds: float) -> None:
+        """Do what there is to do; wait for at most so many seconds for something."""
+        now = time.monotonic()
+        if self._guests:
+            first = next(iter(self._guests.values()))
+            seconds = min(seconds, max(first.until - now, 0.0))
+        for key, mask in self._selector.select(max(seconds, 0.0)):
+            key.data(mask)
+        now = time.monotonic()
+        for guest in list(self._guests.values()):
+            if guest.until > now:
+                break
+            self._drop(guest, f"nothing proved within {PATIENCE_SECONDS:g} s")
+
+    def close(self) -> None:
+        """Stop listening, and drop those on trial."""
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for guest in list(self._guests.values()):
+            self._leave(guest)
+            guest.connection.close()
+
+    def _accept(self, _: int) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files
+                self._make_way(0)
+                time.sleep(_RETRY_SECONDS)
+            return  # else it has gone again
+        self._make_way(self._room - 1)
+        connection.setblocking(False)
+        shown = f"{address[0].removeprefix('::ffff:')}:{address[1]}"
+        steps = self._examine(connection)
+        guest = _Guest(connection, shown, steps, 0, time.monotonic() + PATIENCE_SECONDS)
+        try:
+            guest.wanted = next(steps)
+        except OSError as error:
+            connection.close()
+            self._note(f"{shown}: {error}")
+            return
+        self._guests[connection.fileno()] = guest
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._hear(guest))
+
+    def _make_way(self, places: int) -> None:
+        while len(self._guests) > places:
+            self._drop(next(iter(self._guests.values())), "too many connections")
+
+    def _examine(self, connection: socket.socket) -> Generator[int, bytes, str]:
+        """Yields how many bytes are wanted next, and returns the subject."""
+        nonce = os.urandom(_NONCE_BYTES)
+        connection.send(_MAGIC + nonce)
+        magic, theirs, length = _HEADER.unpack((yield _HEADER.size))
+        if magic != _MAGIC:
+            raise RefusedError("not a client of this job")
+        if length > _MOST_SUBJECT_BYTES:
+            raise RefusedError(f"{length} bytes announced")
+        subject = yield length
+        proof = yield _CODE_BYTES
+        nonces = nonce + theirs
+        if not hmac.compare_digest(proof, code(self._secret, b"client", nonces, subject)):
+            connection.send(_REFUSED)
+            raise RefusedError("another secret, or a replay")
+        wanted = subject.decode()
+        if not self._expects(wanted):
+            connection.send(_REFUSED)
+            raise RefusedError(f"not expected: {wanted!r}")
+        connection.send(code(self._secret, b"server", nonces, subject))
+        return wanted
+
+    def _hear(self, guest: _Guest) -> None:
+        if guest.connection.fileno() < 0:  # it made way in this turn
+            return
+        try:
+            part = guest.connection.recv(guest.wanted - len(guest.buffer))
+            if not part:
+                raise ConnectionResetError("closed by the other side")
+            guest.total += len(part)
+            guest.first = (guest.first + part)[:_SHOWN_BYTES]
+            guest.buffer += part
+            while len(guest.buffer) == guest.wanted:  # again, where the next part has no bytes
+                whole, guest.buffer = guest.buffer, b""
+                guest.wanted = guest.steps.send(whole)
+        except BlockingIOError:
+            return
+        except StopIteration as done:
+            self._leave(guest)
+            self._admit(guest.connection, done.value)
+        except (OSError, UnicodeDecodeError) as error:
+            self._drop(guest, str(error))
+
+    def _leave(self, guest: _Guest) -> None:
+        del self._guests[guest.connection.fileno()]
+        self._selector.unregister(guest.connection)
+
+    def _drop(self, guest: _Guest, why: str) -> None:
+        self._leave(guest)
+        with contextlib.suppress(OSError):
+            # What is in the way still, or else the other side is reset before it reads the answer.
+            guest.connection.recv(1 << 16)
+        guest.connection.close()
+        said = f"{guest.total} bytes, {guest.first!r}" if guest.total else "no byte"
+        self._note(f"{guest.address}: {why} ({said})")
+
+    def _note(self, what: str) -> None:
+        self._dropped += 1
+        number = self._dropped
+        if number <= _LOGGED_STRANGERS or number & (number - 1) == 0:
+            count = f" ({number} so far)" if number > _LOGGED_STRANGERS else ""
+            self._log(f"Dropped a connection that is not of the job, from {what}{count}")

@@ -1,0 +1,70 @@
+"""Two processes run collectives of many groups, while strangers come to all ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tpu_distributed.connections import Connections
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICE = torch.device("tpu", RANK)
+GROUPS = int(os.environ["GROUPS"])
+
+
+_reach = Connections._reach
+
+
+def reach_late(self: Connections, *what: Any) -> socket.socket:
+    """Leave the ports of both ranks, of the agreement and of the ring, open for a while."""
+    time.sleep(0.4)
+    return _reach(self, *what)
+
+
+def case_collectives_are_right() -> None:
+    Connections._reach = reach_late  # type: ignore[method-assign]
+    dist.init_process_group(timeout=timedelta(seconds=60))
+    for number in range(GROUPS):
+        group = dist.new_group(list(range(SIZE)), timeout=timedelta(seconds=60))
+        for elements in (3, 5000):  # with the agreement, and around a ring
+            x = torch.full((elements,), float(number + RANK), device=DEVICE)
+            dist.all_reduce(x, group=group)
+            assert x.eq(2 * number + 1).all().item(), (number, x)
+        parts = [torch.empty(2, device=DEVICE) for _ in range(SIZE)]
+        dist.all_gather(parts, torch.full((2,), float(RANK), device=DEVICE), group=group)
+        assert torch.stack(parts).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+        message = torch.full((4,), float(number), device=DEVICE)
+        if RANK == 0:
+            dist.send(message, 1, group=group)
+        else:
+            message.zero_()
+            dist.recv(message, 0, group=group)
+        assert message.tolist() == [number] * 4
+        dist.destroy_process_group(group)
+
+
+def case_the_coordinator_is_killed() -> None:
+    if RANK == 0:
+        (coordinator,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        assert b"coordinator.py" in Path(f"/proc/{coordinator}/cmdline").read_bytes()
+        os.kill(int(coordinator), signal.SIGKILL)
+    time.sleep(0.5)  # jaxlib would end this process at once
+    x = torch.full((5000,), 1.0 + RANK, device=DEVICE)
+    dist.all_reduce(x)
+    assert x.eq(3).all().item()
+    parts = [torch.empty(2, device=DEVICE) for _ in range(SIZE)]
+    dist.all_gather(parts, torch.full((2,), float(RANK), device=DEVICE))
+    assert torch.stack(parts).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def case_end() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
