@@ -144,7 +144,8 @@ class Binding:
 
     def _tree_key(self, values: Sequence[Any]) -> Any:
         return tuple(
-            (type(v), v) if a.type in _STATIC else v is None for a, v in zip(self.arguments, values)
+            static_values.exact(v) if a.type in _STATIC else v is None
+            for a, v in zip(self.arguments, values)
         )
 
     # --- called while an op is traced ------------------------------------------------------------

@@ -110,15 +110,42 @@ def _key(fn: Any) -> Any:
     return fn.__code__, id(fn.__globals__), cells, defaults, named
 
 
+# An array that a function closes over is known by its contents up to this size, in bytes.
+_LARGE = 1 << 16
+
+
 def _held(value: Any) -> Any:
-    """A key of a value: its own equality where it has one, else its identity."""
+    """A key of a value: its contents, its own equality where it has one, else its identity."""
     if inspect.isfunction(value) or inspect.ismethod(value):
         return _key(value)
+    if type(value) in (tuple, list):
+        return type(value), tuple(map(_held, value))
+    if type(value) is dict:
+        return dict, tuple((_held(k), _held(v)) for k, v in value.items())
+    if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _LARGE:
+        return np.ndarray, str(value.dtype), value.shape, value.tobytes()
     try:
-        hash(value)
+        key = values.exact(value)
+        hash(key)
     except TypeError:
-        return "id", id(value)
-    return type(value), value
+        return _Same(value)
+    return key
+
+
+class _Same:
+    """The key of an object that has no other: it is equal to itself alone.
+
+    It holds the object, whose address another one would get.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 @functools.cache

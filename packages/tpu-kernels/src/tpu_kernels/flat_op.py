@@ -13,10 +13,11 @@ from tpu_core import _C, runtime
 from tpu_core.errors import JaxFunctionError, UnsupportedOpError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.lowering.registry import register
+from tpu_core.pjrt import jax_settings
 from tpu_kernels import first_vmap, sizes
 from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
 from tpu_kernels.derivatives import Derivatives
-from tpu_kernels.tracing import Traced, absent_chip, is_wide, trace, user_enabled_x64
+from tpu_kernels.tracing import Traced, absent_chip, is_wide, trace
 from tpu_kernels.values import exact
 
 
@@ -49,7 +50,7 @@ class FlatOp:
     ) -> None:
         self.name, self.arguments, self.returns, self.fn = name, arguments, returns, fn
         self.origin, self._like = origin, like
-        self._x64 = False  # what the user had set when the op was last called
+        self._settings = jax_settings.USUAL  # of JAX, when the op was last called
         self._traced: dict[Any, tuple[Traced, list[int]]] = {}
         self._derivatives = Derivatives(arguments, returns, fn, backward)
         self.namespace, self.short = name.split("::")
@@ -98,10 +99,12 @@ class FlatOp:
         flat = flatten(self.arguments, values)
         given = [x for x in flat if x is not None]
         avals = [jax.ShapeDtypeStruct(tuple(x.shape), np.dtype(x.dtype)) for x in given]
-        wide = is_wide(avals, self._x64)
+        # What is recorded is lowered later.
+        settings = jax_settings.recorded() or self._settings
+        wide = is_wide(avals, settings.enable_x64)
         rest = unflatten(self.arguments, values, (None if x is None else "" for x in flat))
         chip = absent_chip()
-        key = (tuple((a.shape, a.dtype) for a in avals), _frozen(rest), wide, chip)
+        key = (tuple((a.shape, a.dtype) for a in avals), _frozen(rest), settings, chip)
         found = self._traced.get(key)
         if found is None:
             lengths: list[int] = []
@@ -110,7 +113,7 @@ class FlatOp:
                 lengths.clear()
                 return flat_results(self.returns, self._call(values, flat, arrays), lengths)
 
-            traced = trace(self.name, flat_fn, avals, wide, self.origin, chip)
+            traced = trace(self.name, flat_fn, avals, wide, self.origin, chip, settings)
             found = self._traced[key] = traced, lengths
         return found
 
@@ -137,7 +140,9 @@ class FlatOp:
         return (results,) if isinstance(results, list) else results
 
     def _identity(self, *values: Any, **keywords: Any) -> str:
-        return self.traced(self.positional(values, keywords))[0].digest
+        traced = self.traced(self.positional(values, keywords))[0]
+        # A jaxpr does not say what a key's random numbers are.
+        return f"{traced.digest} {jax_settings.text(jax_settings.recorded() or self._settings)}"
 
     def positional(self, values: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments in the schema's order, defaults included."""
@@ -145,7 +150,7 @@ class FlatOp:
         return (*values, *(keywords.get(a.name, a.default_value) for a in rest))
 
     def _meta(self, *values: Any, **keywords: Any) -> Any:
-        self._x64 = user_enabled_x64()
+        self._settings = jax_settings.in_force()
         values = self.positional(values, keywords)
         tensors = [t for t in flatten(self.arguments, values) if t is not None]
         device = tensors[0].device
@@ -169,7 +174,7 @@ class FlatOp:
         lengths: list[int] = []
         scope = sizes.Scope(tensors)
         flat = flatten(self.arguments, values)
-        wide = is_wide([_Typed(t) for t in tensors], self._x64)
+        wide = is_wide([_Typed(t) for t in tensors], self._settings.enable_x64)
 
         def flat_fn(*arrays: Any) -> list[Any]:
             lengths.clear()

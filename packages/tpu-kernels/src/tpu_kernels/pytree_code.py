@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from tpu_kernels.values import exact
+
 # Where there are more nodes, jax is as fast, and Python's compiler takes long.
 _MOST_NODES = 100
 
@@ -116,7 +118,10 @@ class Code:
         other = f"type({name}) is not {self.name(type(value))}"
         if type(value) is float:
             return f"{other} or repr({name}) != {repr(value)!r}"
-        return f"{other} or {name} != {self.name(value)}"
+        if type(value) in (bool, int, str):
+            return f"{other} or {name} != {self.name(value)}"
+        key = self.name(exact(value))
+        return f"{name} is not {self.name(value)} and {self.name(exact)}({name}) != {key}"
 
     def _key(self, key: Any) -> str:
         return repr(key) if type(key) in (str, int) else self.name(key)

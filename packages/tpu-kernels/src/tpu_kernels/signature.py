@@ -14,6 +14,8 @@ from typing import Any, Literal, Union
 import jax
 import numpy as np
 
+from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
+
 Kind = Literal["array", "optional", "tree", "static", "object"]
 
 _STATIC_TYPES = {int: "int", float: "float", bool: "bool", str: "str"}
@@ -64,7 +66,8 @@ def signature_of(name: str, fn: Callable[..., Any], static: Sequence[str]) -> Si
         static: Names of parameters that are Python values, whatever their annotation.
 
     Raises:
-        TypeError: A name in ``static`` is no parameter, or the function takes ``**kwargs``.
+        TypeError: A name in ``static`` is no parameter, a parameter has a name that is not for
+            lowerings, or the function takes ``**kwargs``.
     """
     try:
         found = inspect.signature(fn)
@@ -85,6 +88,11 @@ def signature_of(name: str, fn: Callable[..., Any], static: Sequence[str]) -> Si
         if p.kind is p.VAR_KEYWORD:
             raise TypeError(
                 f"{name}: **{p.name} has no counterpart in a schema. Name the arguments."
+            )
+        if p.name in DROPPED_ARGUMENTS:
+            raise TypeError(
+                f"{name}: '{p.name}' is an argument that PyTorch keeps for itself in schemas. Give "
+                "the parameter another name."
             )
         missing = Any if p.kind is p.VAR_POSITIONAL else p.empty
         parameters.append(_parameter(p, hints.get(p.name, missing), p.name in static))

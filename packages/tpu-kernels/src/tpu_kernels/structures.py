@@ -15,6 +15,7 @@ from tpu_core import _C
 from tpu_kernels.arguments import TENSORS
 from tpu_kernels.binding import Binding
 from tpu_kernels.pytree_code import Code, MismatchError, mismatch_if
+from tpu_kernels.values import exact
 
 _flatten = jax.tree_util.default_registry.flatten
 
@@ -185,11 +186,9 @@ class Form:
         # What objects and structures are told by.
         self.values += [None] * (len(binding.arguments) - len(self.values))
         # 1 and True are equal, and so are 0.0 and -0.0.
-        exact = (
-            f"repr(x[{i}]) if type(x[{i}]) is float else x[{i}], type(x[{i}]), "
-            for i in self.static
-        )
-        self.key = Code().function("key(x)", [f"return ({''.join(exact)})"])
+        code = Code()
+        of_leaves = (f"{code.name(exact)}(x[{i}]), " for i in self.static)
+        self.key = code.function("key(x)", [f"return ({''.join(of_leaves)})"])
         self.written: dict[Any, Callable[..., Any]] = {}
 
 

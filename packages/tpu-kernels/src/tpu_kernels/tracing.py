@@ -21,6 +21,7 @@ from tpu_core import platforms, runtime
 from tpu_core.errors import JaxFunctionError, TpuError
 from tpu_core.lowering.implementations import target
 from tpu_core.pjrt.chips import chip_named, traced_for
+from tpu_core.pjrt.jax_settings import USUAL, JaxSettings, applied
 from tpu_kernels.digest import digest
 
 _WIDE_FLOATS = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -42,11 +43,6 @@ class Traced:
     digest: str
     out: tuple[jax.ShapeDtypeStruct, ...]
     call: Callable[..., list[jax.Array]]
-
-
-def user_enabled_x64() -> bool:
-    """JAX's own setting; not to be asked where a program is lowered, which is done with x64 on."""
-    return bool(jax.config.read("jax_enable_x64"))
 
 
 def is_wide(avals: Sequence[Any], enabled: bool) -> bool:
@@ -79,6 +75,7 @@ def trace(
     wide: bool,
     origin: Any = None,
     chip: str | None = None,
+    settings: JaxSettings = USUAL,
 ) -> Traced:
     """Trace a function of flat arrays.
 
@@ -89,6 +86,7 @@ def trace(
         wide: Whether 64-bit types are on.
         origin: The user's function, whose closure and globals are searched for leaked tracers.
         chip: What it is told if it asks for the chip; see `absent_chip`.
+        settings: Of JAX, when the op was called.
 
     Raises:
         JaxFunctionError: The function raises, leaks tracers, or has side effects.
@@ -97,7 +95,8 @@ def trace(
     # A function that uses PyTorch itself, as one of Helion does, shall not see the fake tensors of
     # who asks for the shapes.
     named = nullcontext() if chip is None else chip_named(chip)
-    with jax.enable_x64(wide), _disable_current_modes(), named:
+    settings = settings._replace(enable_x64=wide)
+    with applied(settings), _disable_current_modes(), named:
         try:
             closed = jax.make_jaxpr(fn)(*arguments)
         except TpuError:
@@ -109,6 +108,9 @@ def trace(
     _refuse_effects(name, closed)
     if origin is not None:
         _refuse_leaks(name, origin)
+    # The user may write to an array before it is lowered.
+    consts = [c.copy() if isinstance(c, np.ndarray) else c for c in closed.consts]
+    closed = ClosedJaxpr(closed.jaxpr, consts)
     run = jax.extend.core.jaxpr_as_fun(closed)
 
     def call(*arrays: jax.Array) -> list[jax.Array]:

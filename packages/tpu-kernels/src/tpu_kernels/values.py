@@ -52,14 +52,42 @@ def _unhashable(value: Any) -> Any:
     return value
 
 
-def exact(value: Any) -> Any:
-    """A key of a value, or of those in a tuple, with their types and signs.
+_EXACT = frozenset({bool, int, str, bytes, type(None)})
 
-    1, 1.0 and True are equal, and so are 0.0 and -0.0; NaN is not equal to itself.
+
+def exact(value: Any) -> Any:
+    """A key of a value, and of what it holds, with types and signs.
+
+    1, 1.0 and True are equal, and so are 0.0 and -0.0; NaN is not equal to itself. A value of any
+    other class counts as it says itself, by ``==`` and by its text.
     """
+    kind = type(value)
+    if kind in _EXACT:
+        return kind, value
+    if isinstance(value, (float, complex, np.generic)):
+        return kind, repr(value)
     if isinstance(value, tuple):
-        return type(value), tuple(map(exact, value))
-    return type(value), repr(value) if type(value) is float else value
+        return kind, tuple(map(exact, value))
+    if isinstance(value, frozenset):
+        return kind, frozenset(map(exact, value))
+    if isinstance(value, enum.Enum):
+        return kind, value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (getattr(value, f.name, None) for f in dataclasses.fields(value) if f.compare)
+        return kind, value, tuple(map(_exact_or_text, fields))
+    if kind.__eq__ is object.__eq__ or callable(value):
+        return kind, value
+    return kind, value, _ADDRESS.sub("", repr(value))
+
+
+def _exact_or_text(value: Any) -> Any:
+    """As `exact`; a field that the class leaves out of its hash need not be hashable."""
+    key = exact(value)
+    try:
+        hash(key)
+    except TypeError:
+        return type(value), _ADDRESS.sub("", repr(value))
+    return key
 
 
 _tokens: dict[Any, str] = {}
