@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -39,13 +39,11 @@ def write_build_info() -> None:
     """Record what the extension is built against, compared with the running torch at first use, and
     from, which is part of every key in the cache folder.
     """
-    sources = hashlib.sha256()
-    for path in sorted((HERE / PACKAGE / "csrc").glob("*.*")):
-        sources.update(path.read_bytes())
+    sources = runpy.run_path(str(HERE / PACKAGE / "_sources.py"))["digest"]()
     text = (
         '"""Written by setup.py: what the extension was built against and from."""\n\n'
         f"TORCH_VERSION = {torch.__version__!r}\n"
-        f"SOURCES = {sources.hexdigest()!r}\n"
+        f"SOURCES = {sources!r}\n"
     )
     path = HERE / PACKAGE / "_build_info.py"
     if not path.exists() or path.read_text() != text:

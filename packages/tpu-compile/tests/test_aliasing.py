@@ -168,3 +168,38 @@ def test_constants_and_other_results() -> None:
     assert mapping["x"] is x
     assert total.tolist() == [2, 3]
     assert host.device.type == "cpu"
+
+
+VIEWS: list[Callable[[Tensor, int], Tensor]] = [
+    lambda x, n: x[n],
+    lambda x, n: x[:, n:],
+    lambda x, n: x[1:, :n],
+    lambda x, n: x.t()[n:, 1],
+    lambda x, n: x.narrow(1, n, 2),
+]
+
+
+@pytest.mark.parametrize("view", range(len(VIEWS)))
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_views_of_an_input_begin_where_a_number_says(view: int, with_grad: bool) -> None:
+    f = VIEWS[view]
+
+    def run(device: str, wrap: Callable[..., Any]) -> list[Tensor]:
+        torch._dynamo.reset()
+        g = wrap(f)
+        found = []
+        for n in (1, 2, 3, 1):
+            x = torch.arange(24.0).reshape(4, 6).to(device).requires_grad_(with_grad)
+            of = x * 1 if with_grad else x
+            y = g(of, n)
+            assert y.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
+            if with_grad:
+                (y * y).sum().backward()
+                assert x.grad is not None
+                found += [y, x.grad]
+            else:
+                y.mul_(10)
+                found += [y, x]
+        return found
+
+    check(run, dynamic=True)

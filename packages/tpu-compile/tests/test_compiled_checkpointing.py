@@ -122,6 +122,24 @@ def test_memory_is_saved(monkeypatch: pytest.MonkeyPatch, dropout: float) -> Non
         assert_close(found[1], step("cpu", plain))
 
 
+def test_attention_that_drops_nothing() -> None:
+    """A random op with a chance of 0 takes no words, and its state is kept all the same."""
+    found = []
+    for device in ("cpu", "tpu"):
+        torch.manual_seed(0)
+        x = torch.randn(2, 2, 4, 8).to(device).requires_grad_()
+
+        def attention(x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, 2 * x, is_causal=True)
+
+        loss_of = functools.partial(whole, attention)
+        run = torch.compile(loss_of, fullgraph=True) if device == "tpu" else loss_of
+        run(x).square().sum().backward()
+        assert x.grad is not None
+        found.append([x.grad.cpu()])
+    assert_close(*found)
+
+
 def test_selective_checkpoints() -> None:
     assert_close(step("tpu", selective), step("cpu", plain))
     assert len(GRAPHS) == 2

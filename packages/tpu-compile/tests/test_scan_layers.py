@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -333,3 +334,34 @@ def test_hooks_are_refused() -> None:
     layers[1].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="forward hooks"):
         scan_layers(layers, torch.ones(2, 8, device="tpu"))
+
+
+class Told(nn.Module):
+    """Depends on what kind of number it is given or has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.steps: tuple[Any, ...] = (1,)
+        self.act: Callable[[Tensor], Tensor] = torch.sin
+
+    def forward(self, x: Tensor, n: Any) -> Tensor:
+        kinds = [bool, int, float, str]
+        number = 1 + kinds.index(type(n)) + 10 * (1 + kinds.index(type(self.steps[0])))
+        sign = math.copysign(1, n) * math.copysign(1, self.steps[0])
+        return self.act(x * self.weight) + sign * number
+
+
+def test_constants_that_are_equal_and_not_the_same() -> None:
+    x = torch.linspace(0, 1, 4)
+    ours, theirs = ([Told().to(device) for _ in range(2)] for device in ("tpu", "cpu"))
+    for steps in ((1,), (1.0,), (True,), (0.0,), (-0.0,)):
+        for act in (torch.sin, torch.relu):
+            for n in (1, 1.0, True, 0.0, -0.0):
+                expected = x
+                for layer in theirs:
+                    layer.steps, layer.act = steps, act
+                    expected = layer(expected, n)
+                for layer in ours:
+                    layer.steps, layer.act = steps, act
+                torch.testing.assert_close(scan_layers(ours, x.to("tpu"), n).cpu(), expected)

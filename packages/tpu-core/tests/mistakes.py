@@ -17,6 +17,10 @@ def _f(device: str, *size: int) -> torch.Tensor:
     return torch.ones(*size, device=device)
 
 
+def _bytes(device: str, *size: int) -> torch.Tensor:
+    return torch.zeros(*size, device=device, dtype=torch.uint8)
+
+
 def _i(device: str, *size: int) -> torch.Tensor:
     return torch.zeros(*size, device=device, dtype=torch.int64)
 
@@ -142,6 +146,87 @@ MISTAKES: dict[str, Mistake] = {
     "error function of complex": lambda d: torch.erf(_f(d, 3).cfloat()),
     "random range": lambda d: _i(d, 3).random_(0),
     "view dtype": lambda d: _f(d, 3).view(torch.float64),
+    "gelu form": lambda d: F.gelu(_f(d, 3), approximate="Tanh"),
+    "uniform range": lambda d: _f(d, 3).uniform_(3, -1),
+    "bernoulli chance": lambda d: _f(d, 3).bernoulli_(2),
+    "normal deviation after a good one": lambda d: _f(d, 3).normal_(0, 1).normal_(0, -1),
+    "geometric chance after a good one": lambda d: _f(d, 3).geometric_(0.5).geometric_(1.5),
+    "uniform of integers": lambda d: _i(d, 3).uniform_(),
+    "normal of integers": lambda d: _i(d, 3).normal_(),
+    "random beyond the dtype": lambda d: _bytes(d, 3).random_(0, 1000),
+    "arange step out": lambda d: torch.arange(0, 3, 0.2, out=_i(d, 3)),
+    "aminmax out": lambda d: torch.aminmax(_f(d, 3), out=(_i(d, 1)[0], _i(d, 1)[0])),
+    "too many dims": lambda d: torch.aminmax(_f(d, *[1] * 65), dim=0),
+    "neg out": lambda d: torch.neg(_f(d, 3), out=_i(d, 3)),
+    "triu out": lambda d: torch.triu(_f(d, 3, 3), out=_f(d, 3, 3).double()),
+    "amax out": lambda d: torch.amax(_f(d, 3, 3), 0, out=_f(d, 3).double()),
+    "clamp out": lambda d: torch.clamp(_f(d, 3), 0, out=_i(d, 3)),
+    "any out": lambda d: torch.any(_f(d, 3, 3), 0, out=_i(d, 3)),
+    "all out": lambda d: torch.all(_f(d, 3, 3), 0, out=_f(d, 3)),
+    "take out": lambda d: torch.take(_f(d, 3), _i(d, 1), out=_i(d, 1)),
+    "cross out": lambda d: torch.linalg.cross(_f(d, 3), _f(d, 3), out=_i(d, 3)),
+    "cummax out": lambda d: torch.cummax(_f(d, 3), 0, out=(_f(d, 3).double(), _i(d, 3))),
+    "negative stride": lambda d: _f(d, 0).set_(_f(d, 3).untyped_storage(), 0, (2,), (-1,)),
+    "full beyond the dtype": lambda d: torch.full((3,), 300, dtype=torch.uint8, device=d),
+    "full of NaN": lambda d: torch.full((3,), float("nan"), dtype=torch.int64, device=d),
+    "fill after a good one": lambda d: _bytes(d, 3).fill_(200).fill_(300),
+    "fill beyond a half": lambda d: _f(d, 3).half().fill_(1e6),
+    "where beyond the dtype": lambda d: torch.where(_f(d, 3) > 0, _bytes(d, 3), 300),
+    "masked_fill beyond the dtype": lambda d: _bytes(d, 3).masked_fill(_f(d, 3) > 0, 300),
+    "set item beyond the dtype": lambda d: _bytes(d, 3).__setitem__(0, 300),
+    "alpha beyond the dtype": lambda d: torch.add(_bytes(d, 3), _bytes(d, 3), alpha=300),
+    "fill with 2**63": lambda d: _i(d, 3).fill_(2**63),
+    "cumsum to a mask": lambda d: _f(d, 3).cumsum(0, dtype=torch.bool),
+    "median of nothing": lambda d: _f(d, 3, 0).median(-1),
+    "mode of nothing": lambda d: _f(d, 3, 0).mode(-1),
+    "bits of bfloat16": lambda d: _f(d, 3).bfloat16().bitwise_not(),
+    "product of masks": lambda d: (_f(d, 3, 3) > 0) @ (_f(d, 3, 3) > 0),
+    "product of other masks": lambda d: (_f(d, 4, 4) > 0) @ (_f(d, 4, 4) > 0),
+    "cholesky of bfloat16": lambda d: torch.linalg.cholesky(_f(d, 3, 3).bfloat16()),
+    "cholesky of integers": lambda d: torch.cholesky(_i(d, 3, 3)),
+    "conv without outputs": lambda d: F.conv1d(_f(d, 2, 3, 5), _f(d, 0, 3, 2)),
+}
+
+
+def _pairs(device: str) -> torch.Tensor:
+    return torch.tensor([[2, 7], [3, 9]], device=device)
+
+
+def _divided(device: str, name: str) -> torch.Tensor:
+    x = _pairs(device)
+    getattr(x[:, 1], name)(x[:, 0])
+    return x
+
+
+def _complex(device: str) -> torch.Tensor:
+    return (torch.eye(3, device=device) * 2 + 1).cfloat()
+
+
+# Calls that are right, whatever the CPU's op says of tensors of zeros.
+RIGHT: dict[str, Callable[[str], torch.Tensor]] = {
+    **{
+        f"{name} of views": lambda d, name=name: _divided(d, name)
+        for name in ("floor_divide_", "remainder_", "fmod_")
+    },
+    "remainder by itself": lambda d: (lambda x: x.remainder_(x))(_pairs(d)),
+    "number by a mask": lambda d: 2 % (_f(d, 2) > 0),
+    "cholesky_inverse of complex": lambda d: torch.cholesky_inverse(_complex(d)),
+    "cholesky of complex": lambda d: torch.linalg.cholesky(_complex(d) @ _complex(d)),
+    "lu_solve of complex": lambda d: torch.linalg.lu_solve(
+        *torch.linalg.lu_factor(_complex(d)), _f(d, 3, 1).cfloat()
+    ),
+    "masked_select of a number": lambda d: _f(d, 1)[0].masked_select(_f(d, 1)[0] > 0),
+    "sum to a mask": lambda d: _f(d, 2, 3).sum(1, dtype=torch.bool),
+    "prod to a mask": lambda d: _f(d, 3).prod(dtype=torch.bool),
+    "conv without channels": lambda d: F.conv1d(_f(d, 2, 0, 5), _f(d, 3, 0, 2)),
+    "index_select of a number": lambda d: _f(d, 1)[0].index_select(0, _i(d, 1)),
+    "fill with a negative number": lambda d: _bytes(d, 3).fill_(-1),
+    "add beyond the dtype": lambda d: _bytes(d, 3) + 300,
+    "compare beyond the dtype": lambda d: _bytes(d, 3) < 300,
+    "add 2**63": lambda d: _i(d, 3) + 2**63,
+    "multiply by 2**63": lambda d: _f(d, 3) * 2**63,
+    "full of 2**63": lambda d: torch.full((2,), 2**63, dtype=torch.uint64, device=d),
+    "arange out": lambda d: torch.arange(0.7, 5, 1.5, out=_i(d, 5)),
 }
 
 

@@ -32,6 +32,8 @@ def tpu(tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
+    # They take seconds, and have tests of their own (test_known_faults.py).
+    monkeypatch.setattr(checks, "check_known_faults", lambda: iter(()))
 
     def run(*arguments, **environ):
         for name, value in environ.items():
@@ -71,7 +73,7 @@ def test_doctor_names_every_problem_with_its_remedy(tpu, monkeypatch):
         Check("Versions", "torch", "2.13.0"),
         Check("Device", "torch_xla", "2.9 is installed too", "warning", "Uninstall torch_xla."),
     ]
-    monkeypatch.setattr("tpu_core.cli.doctor.run_checks", lambda: answer)
+    monkeypatch.setattr("tpu_core.cli.doctor.run_checks", lambda quick: answer)
     result = tpu("doctor")
     assert result.exit_code == 0  # a warning keeps nothing from working
     assert "1 problem\n" in result.output

@@ -101,7 +101,7 @@ def test_errors_are_those_of_the_op():
     assert str(raised.value).splitlines()[0] == str(expected.value).splitlines()[0]
     del raised
     assert [sys.getrefcount(t) for t in given] == before
-    assert left == []
+    assert left == [3]  # PyTorch's own kernel raises
 
 
 def test_gradients():

@@ -27,6 +27,6 @@ def test_every_module_is_loaded_once_from_any_number_of_threads():
     count = len(REGISTRY)
     lowering.load()
     assert len(REGISTRY) == count > 0
-    families = {entry.family for entry in REGISTRY}
+    families = {entry.family for entry in REGISTRY if not entry.is_foreign}
     files = {path.stem for path in Path(lowering.__file__).parent.glob("*.py")}
     assert families <= files

@@ -53,10 +53,14 @@ def test_a_second_process_compiles_and_traces_nothing(tmp_path):
 
 def test_outlines_are_read_as_they_were_written():
     numbers = (1, 1.0, -0.0, 0.1, math.inf, 2**40)
-    written = [("a", numbers), ("b", ()), ("a", numbers), ("a", (1.0,)), ("a", (1,))]
+    kinds = ("int", *["float32"] * 4, "int")
+    written = [
+        *[("a", kinds, numbers), ("b", (), ()), ("a", kinds, numbers)],
+        *[("a", ("float32",), (1.0,)), ("a", ("int",), (1,))],
+    ]
     assert repr(outline._decode(outline._encode(written))) == repr(written)
-    (read,) = outline._decode(outline._encode([("a", (math.nan,))])) or []
-    assert math.isnan(read[1][0])
+    (read,) = outline._decode(outline._encode([("a", ("float32",), (math.nan,))])) or []
+    assert math.isnan(read[2][0])
 
 
 def test_what_is_no_outline_is_traced_again():

@@ -122,14 +122,30 @@ def test_what_a_layer_is_not_made_for() -> None:
     """Projections, packed sequences, one sequence without a batch: as the CPU computes them."""
     for options, x in (
         ({"proj_size": 2}, torch.randn(5, 2, 3)),
+        ({"proj_size": 2, "bias": False}, torch.randn(5, 2, 3)),
+        ({"bias": False}, torch.randn(5, 3)),
+        ({"bias": False}, torch.randn(5, 0, 3)),
         ({}, torch.randn(5, 3)),
         ({}, torch.randn(5, 0, 3)),
     ):
         cpu, tpu = pair("LSTM", **options)
         check([t.detach() for t in flat(cpu(x))], flat(tpu(x.to("tpu"))))
-    cpu, tpu = pair("GRU")
     packed = nn.utils.rnn.pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])
-    check([cpu(packed)[0].data.detach()], [tpu(packed.to("tpu"))[0].data])
+    for kind, options in (("GRU", {}), ("LSTM", {"bias": False})):
+        cpu, tpu = pair(kind, **options)
+        check([cpu(packed)[0].data.detach()], [tpu(packed.to("tpu"))[0].data])
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_without_biases(cell: type[nn.Module]) -> None:
+    module = cell(3, 4, bias=False)
+    other = copy.deepcopy(module).to("tpu")
+    for x in (torch.randn(2, 3), torch.randn(0, 3), torch.randn(3)):
+        expected, actual = flat(module(x)), flat(other(x.to("tpu")))
+        check([t.detach() for t in expected], actual)
+        sum(t.sum() for t in expected).backward()
+        sum(t.sum() for t in actual).backward()
+        check([p.grad for p in module.parameters()], [p.grad for p in other.parameters()])
 
 
 def test_errors_are_those_of_pytorch() -> None:

@@ -137,3 +137,21 @@ def test_a_generator_draws_new_numbers_at_each_call_and_the_same_after_its_seed(
         again = draw(x, generator=generator).cpu()
     library._destroy()
     assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_number_that_pytorch_passes_as_a_tensor(dtype):
+    x = torch.arange(4).to(dtype)
+
+    def results(device):
+        on = x.to(device)
+        out = torch.empty(4, dtype=torch.float64 if dtype == torch.float64 else None, device=device)
+        return [
+            torch.special.hermite_polynomial_he(on, 2, out=out.clone()),
+            torch.special.hermite_polynomial_he(on, 2.3, out=out.clone()),
+            torch.special.chebyshev_polynomial_t(0.3, on, out=out.clone()),
+        ]
+
+    with override(fallback="allow"):
+        for got, want in zip(results("tpu"), results("cpu")):
+            torch.testing.assert_close(got.cpu(), want)

@@ -7,7 +7,7 @@ import traceback
 import pytest
 import torch
 
-from mistakes import MISTAKES, complaint
+from mistakes import MISTAKES, RIGHT, complaint
 from tpu_core import modes
 
 
@@ -23,6 +23,32 @@ def test_same_complaint_as_on_the_cpu(name, mode):
     assert kind is not None, "the CPU takes this call"
     # `"bitwise_and_cpu" not implemented for 'Float'` names the device.
     assert complaint(MISTAKES[name], "tpu") == (kind, text.replace('_cpu"', '_tpu"'))
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.FallbackWarning", "ignore:torch.cholesky")
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_complaint_about_values_that_no_tensor_has(name):
+    torch.testing.assert_close(RIGHT[name]("tpu").cpu(), RIGHT[name]("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.FallbackWarning", "ignore:torch.cholesky")
+def test_values_decide_where_the_cpu_refuses_all_placeholders():
+    """Such a call runs on the CPU with its real values, which raises its error or has a result."""
+    a, out = torch.eye(2) * 2, torch.zeros(2, 2, dtype=torch.complex64)
+    got = torch.cholesky(a.to("tpu"), out=out.to("tpu"))
+    torch.testing.assert_close(got.cpu(), torch.cholesky(a, out=out))
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        torch.cholesky(-a.to("tpu"), out=out.to("tpu"))
+
+
+def test_a_trial_on_the_cpu_draws_nothing():
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    torch.ones(3, 2, device="tpu").multinomial(1)
+    with pytest.raises(RuntimeError):
+        torch.native_dropout(torch.ones(3, device="tpu"), 2.0, True)
+    torch.testing.assert_close(torch.rand(2), expected)
 
 
 def test_a_mistake_is_raised_at_its_own_line(mode):

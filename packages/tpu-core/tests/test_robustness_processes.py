@@ -82,6 +82,48 @@ def test_data_loader_workers():
     assert out == "[2.0, 10.0]\n[2.0, 10.0]\nTrue\n"
 
 
+def test_data_loader_workers_beside_threads_that_train():
+    out = clean(
+        """
+        import gc, threading, torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                gc.collect()
+                return torch.full((2,), float(i)) + torch.randn(2) * 0
+
+        def train():
+            model = torch.nn.Linear(8, 8).to("tpu")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            while not stop.is_set():
+                optimizer.zero_grad()
+                model(torch.randn(4, 8, device="tpu")).sum().backward()
+                optimizer.step()
+                steps.release()
+
+        stop, steps = threading.Event(), threading.Semaphore(0)
+        threads = [threading.Thread(target=train) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        steps.acquire()
+        total = 0
+        for epoch in range(12):
+            for batch in DataLoader(Data(), batch_size=2, num_workers=2, timeout=60):
+                total += batch.to("tpu").sum().item()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        print(total)
+    """,
+        timeout=300,
+        TPU_PERFORMANCE_WARNINGS="0",
+    )
+    assert out == f"{12 * 12.0}\n"
+
+
 def test_a_plain_fork_keeps_the_warning_of_jax():
     result = run("""
         import os, torch

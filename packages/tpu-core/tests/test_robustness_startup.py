@@ -151,6 +151,25 @@ def test_a_torch_of_another_version_says_what_to_install():
     assert out.count('What to do: Install that torch (pip install "torch==2.99.0")') == 4
 
 
+def test_an_extension_of_other_sources_says_so():
+    out = clean("""
+        import sys, types
+        built = types.ModuleType("tpu_core._build_info")
+        import importlib.metadata
+        built.TORCH_VERSION = importlib.metadata.version("torch")
+        built.SOURCES = "of an earlier checkout"
+        sys.modules["tpu_core._build_info"] = built
+        import torch
+        from tpu_core.errors import VersionMismatchError
+        try:
+            torch.ones(2, device="tpu")
+        except VersionMismatchError as error:
+            print(error)
+    """)
+    assert "built from other sources than those beside it" in out
+    assert "What to do: Rebuild it" in out
+
+
 def test_an_extension_that_does_not_load_says_so(tmp_path):
     out = clean("""
         import sys

@@ -2,7 +2,8 @@
 
 In eager ``y, y.view(-1)`` share their memory, and a tensor that forward keeps for backward is often
 an input. A program has a buffer of its own for each of its results, so here it returns each storage
-once, no input at all, and what was asked for is put together from that.
+once, no input at all, and what was asked for is put together from that. A view of an input is made
+of the input: AOTAutograd reads from it where it begins.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+
+from tpu_compile.numbers import are_known as is_known_number
+from tpu_compile.sizes import Sizes, is_symbol
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """A function of a list that it may empty, as AOTAutograd calls what compiles give."""
@@ -30,6 +34,16 @@ class _Result:
     """An output that the program returns."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InputView:
+    """An output that shares the memory of an input; numbers may be symbolic."""
+
+    of: _Input
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any  # from where the input begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +71,48 @@ def compile_apart(
     if apart is module:
         return compile(module)
     compiled = compile(apart)
-    kept = sorted({o.index for o in outputs if isinstance(o, _Input)})
+    views = [o for o in outputs if isinstance(o, _InputView)]
+    kept = sorted({o.index for o in outputs if isinstance(o, _Input)} | {v.of.index for v in views})
+    metas = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
+    is_dynamic = any(isinstance(n, torch.SymInt) for v in views for n in _numbers(v))
 
     def run(arguments: list[Any]) -> list[Any]:
         inputs = {i: arguments[i] for i in kept}
+        sizes = Sizes(_symbols(metas, arguments) if is_dynamic else {})
         made = compiled(arguments)
         # Views that autograd follows would forbid to write them outside of the function.
         with torch._C._AutoDispatchBelowAutograd():
-            return [_put_together(o, inputs, made) for o in outputs]
+            return [_put_together(o, inputs, made, sizes) for o in outputs]
 
     vars(run)["_boxed_call"] = True
     return run
 
 
-def _put_together(output: Any, inputs: dict[int, Any], made: Sequence[Any]) -> Any:
+def _numbers(view: _InputView) -> tuple[Any, ...]:
+    return (*view.size, *view.stride, view.offset)
+
+
+def _symbols(metas: Sequence[Any], arguments: Sequence[Any]) -> dict[Any, int]:
+    """Values of the symbols in the geometry of a graph's inputs."""
+    found: dict[Any, int] = {}
+    for meta, argument in zip(metas, arguments):
+        pairs = [(meta, argument)]
+        if isinstance(meta, torch.Tensor):
+            pairs = [*zip(meta.shape, argument.shape), *zip(meta.stride(), argument.stride())]
+            pairs.append((meta.storage_offset(), argument.storage_offset()))
+        found.update((m.node.expr, int(a)) for m, a in pairs if is_symbol(m))
+    return found
+
+
+def _put_together(output: Any, inputs: dict[int, Any], made: Sequence[Any], sizes: Sizes) -> Any:
     if isinstance(output, _Result):
         return made[output.index]
     if isinstance(output, _Input):
         return inputs[output.index]
+    if isinstance(output, _InputView):
+        base = inputs[output.of.index]
+        offset = base.storage_offset() + sizes.value(output.offset)
+        return torch.as_strided(base, sizes.all(output.size), sizes.all(output.stride), offset)
     size, stride, (offset,) = (
         [made[n.index] if isinstance(n, _Result) else n for n in numbers]
         for numbers in (output.size, output.stride, (output.offset,))
@@ -90,6 +128,7 @@ def _apart(module: GraphModule, visible: int) -> tuple[GraphModule, list[Any]]:
     wanted = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
     inputs = {n: i for i, n in enumerate(graph.find_nodes(op="placeholder"))}
     roots = _roots(graph, wanted[:visible])
+    views = _views_of_inputs(inputs, wanted[:visible])
 
     results: list[Any] = []
     places: dict[Node, _Result] = {}
@@ -109,6 +148,8 @@ def _apart(module: GraphModule, visible: int) -> tuple[GraphModule, list[Any]]:
             outputs.append(place(node))
         elif node in inputs and _is_tensor(node):
             outputs.append(_Input(inputs[node]))
+        elif i < visible and node in views:
+            outputs.append(views[node])
         elif i < visible and roots.get(node, node) is not node:
             outputs.append(_view(graph, node, place(roots[node]), place))
         else:
@@ -140,6 +181,34 @@ def _roots(graph: Graph, outputs: list[Any]) -> dict[Node, Node]:
         for node in nodes
         if _is_strided_view(node.meta["val"], makers[storage].meta["val"])
     }
+
+
+def _views_of_inputs(inputs: dict[Node, int], outputs: list[Any]) -> dict[Node, _InputView]:
+    """The outputs that are views of inputs, where they begin in a place that the inputs tell."""
+    owners: dict[int, Node] = {}
+    for node in inputs:
+        if _is_tensor(node):
+            owners.setdefault(_storage(node), node)
+    known: set[Any] = set()
+    for node in inputs:
+        value = node.meta.get("val")
+        numbers: list[Any] = [value]
+        if isinstance(value, torch.Tensor):
+            numbers = [*value.shape, *value.stride(), value.storage_offset()]
+        known.update(n.node.expr for n in numbers if is_symbol(n))
+    found = {}
+    for node in outputs:
+        owner = owners.get(_storage(node)) if isinstance(node, Node) and _is_tensor(node) else None
+        if owner is None or node is owner:
+            continue
+        value, base = node.meta["val"], owner.meta["val"]
+        if not _is_strided_view(value, base):
+            continue
+        offset = value.storage_offset() - base.storage_offset()
+        view = _InputView(_Input(inputs[owner]), tuple(value.size()), tuple(value.stride()), offset)
+        if all(is_known_number(n, known) for n in _numbers(view)):
+            found[node] = view
+    return found
 
 
 def _storage(node: Node) -> int:

@@ -139,6 +139,8 @@ class Seeds:
             words: Of this call.
         """
         drawn: Any = node.args[0]
+        if drawn not in self._nodes:  # a chance of 0: neither this call nor its repetition draws
+            return vars(torch)["tpu"].get_rng_state()
         taken = words[self._nodes.index(drawn)]
         return torch.tensor(taken, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from inspect import isroutine
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -91,9 +92,10 @@ def run_layers(
     signature = (
         tuple(_geometry(t) for t in (x, *params, *buffers, *call.tensors)),
         tuple(_settings(m) for layer in layers for m in layer.modules()),
-        call.constants,
+        _exact(call.constants),
         (len(layers), differentiable, remat, tuple(may_differ)),
         (torch.is_autocast_enabled("tpu"), torch.get_autocast_dtype("tpu")),
+        torch.get_default_dtype(),
     )
     known = _PROGRAMS.setdefault(first, {})
     if signature not in known:
@@ -164,13 +166,28 @@ def _geometry(t: Tensor) -> tuple[Any, ...]:
     return tuple(map(int, t.shape)), t.dtype, t.requires_grad, t.device
 
 
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
+_PLAIN = frozenset({bool, int, float, complex, str, type(None), torch.dtype})
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:
     """What a module's function depends on beside its tensors; cheap, as each call asks."""
-    plain = [(k, v) for k, v in vars(module).items() if type(v) in _PLAIN]
-    return type(module), *plain, len(module._forward_hooks), len(module._forward_pre_hooks)
+    plain = [(k, _exact(v)) for k, v in vars(module).items() if _is_plain(v)]
+    called = [(k, v) for k, v in vars(module).items() if isroutine(v)]
+    hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+    return type(module), *plain, *called, *hooks
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN
+
+
+def _exact(value: Any) -> Any:
+    """A key of a constant: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(_exact, value))
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
 def _check(layers: Sequence[nn.Module], may_differ: Collection[str]) -> None:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tpu_compile.draws import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.evaluate import call
 from tpu_compile.graphs import decompositions
+from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.lookup import outputs
 from tpu_compile.sizes import Sizes
@@ -213,11 +214,18 @@ def define() -> None:
     library.impl("layers_forward", _forward_meta, "Meta")
     library.impl("layers_backward", _backward_meta, "Meta")
     _libraries.append(library)
-    register("tpu_compile.layers_forward.default", _forward)
-    register("tpu_compile.layers_backward.default", _backward)
+    register("tpu_compile.layers_forward.default", _forward, identity=_identity)
+    register("tpu_compile.layers_backward.default", _backward, identity=_identity)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
+
+
+def _identity(*arguments: Any) -> str:
+    """Of those of a layer's ops that have one: its key knows them by name."""
+    program, sizes = LAYERS[arguments[-2]], Sizes({})
+    graphs = (g for g in (program.forward, program.backward) if g is not None)
+    return " ".join(text for g in graphs for text in identities(g, sizes))
 
 
 def _empty(like: Tensor, *lead: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import sympy
 import torch
 import torch._dynamo.config as config
+from jax.export import is_symbolic_dim
+
+# Functions of PyTorch's size expressions, as JAX's symbolic dims know them.
+_DIM_FUNCTIONS = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod}
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -149,11 +154,13 @@ class Sizes:
     """Values of a graph's symbols, and of what follows from them.
 
     Args:
-        values: By symbol.
+        values: By symbol: integers, or JAX's symbolic dims where a graph is traced once for all
+            sizes.
     """
 
-    def __init__(self, values: Mapping[Any, int]) -> None:
-        self._values = {s: sympy.Integer(n) for s, n in values.items()}
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        self._dims = {s: n for s, n in values.items() if is_symbolic_dim(n)}
+        self._values = {s: sympy.Integer(n) for s, n in values.items() if s not in self._dims}
         self._found: dict[Any, Any] = {}
 
     def value(self, number: Any) -> Any:
@@ -167,8 +174,15 @@ class Sizes:
             return number
         expression, kind = number.node.expr, number.node.pytype
         if (expression, kind) not in self._found:
-            self._found[expression, kind] = kind(expression.xreplace(self._values))
+            self._found[expression, kind] = self._evaluated(expression.xreplace(self._values), kind)
         return self._found[expression, kind]
+
+    def _evaluated(self, expression: Any, kind: type) -> Any:
+        symbols = list(expression.free_symbols & self._dims.keys())
+        if not symbols:
+            return kind(expression)
+        function = sympy.lambdify(symbols, expression, modules=[_DIM_FUNCTIONS])
+        return function(*(self._dims[s] for s in symbols))
 
     def all(self, numbers: Iterable[Any]) -> tuple[Any, ...]:
         """As `value`, of several."""
@@ -176,7 +190,8 @@ class Sizes:
 
     def knows(self, number: Any) -> bool:
         """Whether `value` can tell a number; what comes from a tensor's contents it cannot."""
-        return not isinstance(number, SYMBOLIC) or is_known(number.node.expr, self._values)
+        known = {*self._values, *self._dims}
+        return not isinstance(number, SYMBOLIC) or is_known(number.node.expr, known)
 
     def of(self, number: Any) -> dict[str, int]:
         """The symbols of a number by name, and their values."""
@@ -194,12 +209,12 @@ class Sizes:
             inputs: Metadata of the body's inputs.
             arguments: What it is called with.
         """
-        own: dict[Any, int] = {}
+        own: dict[Any, Any] = {}
         for value, given in zip(inputs, arguments, strict=True):
-            pairs: list[tuple[Any, int]] = []
+            pairs: list[tuple[Any, Any]] = []
             if isinstance(value, torch.Tensor):
                 pairs = list(zip(value.shape, given.shape))
-            elif isinstance(given, int):
+            elif isinstance(given, int) or is_symbolic_dim(given):
                 pairs = [(value, given)]
             own.update((size.node.expr, n) for size, n in pairs if is_symbol(size))
-        return Sizes({**self._values, **own})
+        return Sizes({**self._values, **self._dims, **own})

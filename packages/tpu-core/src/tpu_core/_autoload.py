@@ -59,7 +59,7 @@ def _extension_problem() -> tuple[str, str] | None:
     import torch
 
     try:
-        from tpu_core import _build_info
+        from tpu_core import _build_info, _sources
     except ImportError:
         pass  # imported from a source tree
     else:
@@ -70,6 +70,12 @@ def _extension_problem() -> tuple[str, str] | None:
                 "installed.",
                 f'Install that torch (pip install "torch=={built.split("+")[0]}"), or rebuild '
                 f"tpu-core for the installed one ({_REBUILD}).",
+            )
+        if _sources.CSRC.exists() and _build_info.SOURCES != _sources.digest():
+            return (
+                "The extension of tpu_core was built from other sources than those beside it.",
+                "Rebuild it: run a nox session, or install the package again from its folder "
+                "(pip install --no-build-isolation --editable packages/tpu-core).",
             )
     try:
         from tpu_core import _C  # noqa: F401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,3 +43,12 @@ def resume() -> None:
     if _set_aside and gc.get_freeze_count() <= _set_aside:
         gc.unfreeze()
     _set_aside = 0
+
+
+def freeze_in_children() -> None:
+    """Collect nothing in a forked child that was there before the fork.
+
+    What XLA's threads were busy with they have left locked, and they are not in the child: to
+    destroy it there is to wait for ever.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)

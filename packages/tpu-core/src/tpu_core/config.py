@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -281,6 +281,29 @@ def from_environment(environ: Mapping[str, str]) -> Config:
 _overridden: ContextVar[Config | None] = ContextVar("tpu_config", default=None)
 _lock = threading.Lock()
 _base: Config | None = None
+_on_memory_limit: Callable[[], None] | None = None
+_limits_memory = False  # some configuration of this process did
+
+
+def on_memory_limit(function: Callable[[], None]) -> None:
+    """Have a function called once a configuration limits memory, or at once where one has.
+
+    Args:
+        function: What from then on costs a check at each program.
+    """
+    global _on_memory_limit
+    _on_memory_limit = function
+    if _limits_memory:
+        function()
+
+
+def _note(configuration: Config) -> Config:
+    global _limits_memory
+    if configuration.memory_limit is not None and not _limits_memory:
+        _limits_memory = True
+        if _on_memory_limit is not None:
+            _on_memory_limit()
+    return configuration
 
 
 def config() -> Config:
@@ -296,7 +319,7 @@ def _read() -> Config:
     global _base
     with _lock:
         if _base is None:
-            _base = from_environment(os.environ)
+            _base = _note(from_environment(os.environ))
         return _base
 
 
@@ -332,7 +355,7 @@ def override(**changes: Any) -> Iterator[Config]:
             values={"valid": ", ".join(sorted(_SPECS))},
             remedy="Use one of the names above.",
         )
-    token = _overridden.set(replace(config(), **changes))
+    token = _overridden.set(_note(replace(config(), **changes)))
     try:
         yield cast(Config, _overridden.get())
     finally:

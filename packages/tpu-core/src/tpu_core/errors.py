@@ -254,6 +254,14 @@ class OutOfMemoryError(TpuError, torch.OutOfMemoryError):
     the model over more devices. Look for tensors that are kept alive by accident, such as a list
     of losses: append `loss.detach()`. `torch.tpu.memory_summary()` shows what is live.
 
+    **After it.** What a program needs is compared with the limit before it runs, so that the ops
+    it stands for have not happened: tensors, buffers, parameters, the generator and the
+    optimizer are as they were before the first of them, and the batch may be halved and tried
+    again. In fused mode these are all ops since the last read, which may be a whole training
+    step. Tensors that were made in between hold the error, gradients among them: begin with
+    `optimizer.zero_grad()`. What a program changes on the host itself, such as a learning-rate
+    schedule, stays changed.
+
     Args:
         what: One sentence that says what happened.
         needed: Bytes that the allocation or program needs.

@@ -80,16 +80,19 @@ def initialize() -> Runtime:
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
 
-    from tpu_core import checkpointing, input_pipeline, logs, lowering, recurrent
+    from tpu_core import checkpointing, input_pipeline, logs, lowering, memory_limit, recurrent
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
     from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
+    from tpu_core.pjrt import garbage
     from tpu_core.recorder import variants
 
     logs.configure()
     client = pjrt.start()
+    garbage.keep_signals_out()
+    collector.freeze_in_children()
     _keep_workers_quiet()
     lowering.load()
     store = open_store(config())
@@ -106,6 +109,7 @@ def _start() -> Runtime:
     _C.register_overloads(overloads)
     _C.set_internal_prefixes(tuple(_internal))
     _C.set_default_mode(modes.current().native())
+    memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
     input_pipeline.watch()
@@ -118,20 +122,24 @@ def _start() -> Runtime:
 
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
-    from tpu_core import host_reads
+    from tpu_core import host_reads, interruptible, memory_limit
     from tpu_core.compiler import new_state, programs
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
+    from tpu_core.pjrt import jax_settings
     from tpu_core.recorder import describe, miss
 
     devices = client.devices
     callbacks = {
         "describe": describe.describe,
         "miss": miss.miss,
+        "jax_settings": jax_settings.code,
         "compile": builder.build,
         "program_due": builder.due,
         "new_state": new_state.of_export,
-        "check_memory": programs.check_memory,
+        "check_memory": memory_limit.check_program,
+        "check_allocation": memory_limit.check_allocation,
+        "wait_for": interruptible.wait_for,
         "segment_failed": programs.segment_failed,
         "inspect": _inspect,
         "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
@@ -252,7 +260,10 @@ def _inspect(
     outputs: list[Any],
     inspect: modes.Inspect | None,
 ) -> None:
+    from tpu_core.interruptible import wait_for
+
     for a in outputs:
+        wait_for(a)
         a.block_until_ready()
     if inspect is not None:
         from tpu_core.compiler.segment import Segment

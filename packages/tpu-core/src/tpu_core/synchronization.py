@@ -15,6 +15,7 @@ from typing import Any
 
 from tpu_core import _C
 from tpu_core.host_copies import HOST_COPIES, Copy, wait
+from tpu_core.interruptible import wait_for
 
 # Of what else puts work on a device, by a thread of its own. Each returns when all that it was
 # given has been sent, and gives the arrays that are computed last.
@@ -43,6 +44,7 @@ def _wait_for(array: Any, device: int) -> None:
 
     while array is not None:
         try:
+            wait_for(array)
             array.block_until_ready()
             return
         except Exception as error:

@@ -1,8 +1,8 @@
 """Which sweeps run by default.
 
-``test_opinfo.py`` runs every op on the device. The sweeps here go through more dtypes, samples and
-gradients, and take a quarter of an hour: by default those of the families that models train with,
-all of them in ``nox -s slow``.
+``integration/tests/test_conformance.py`` runs every op on the device. The sweeps here go through
+more dtypes, samples and gradients, and take a quarter of an hour: by default those of the families
+that models train with, all of them in ``nox -s slow``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run any PyTorch code on the CPU and check each ATen overload it calls against its lowering.
 
 `CompareLowerings` is a dispatch mode below autograd, so one call of a model's forward and backward
-checks every overload they reach. OpInfo's samples drive it in ``test_opinfo.py``.
+checks every overload they reach. `check_opinfo` drives it by OpInfo's samples.
 """
 
 from __future__ import annotations

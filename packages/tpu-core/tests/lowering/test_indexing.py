@@ -140,6 +140,20 @@ def test_0d_and_empty():
     compare(aten.nonzero_static.default, torch.empty(0, 2), size=3, fill_value=7)
 
 
+@pytest.mark.parametrize(("rows", "width", "indices"), [(5, 3, 0), (0, 3, 0), (5, 0, 2)])
+def test_calls_with_an_empty_index(rows, width, indices):
+    def results(device):
+        x = torch.zeros(rows, width, device=device)
+        index = torch.zeros(indices, dtype=torch.long, device=device)
+        source = torch.ones(indices, width, device=device)
+        added = x.index_add(0, index, source, alpha=2)
+        reduced = x.index_reduce(0, index, source, "amax")
+        return [r.cpu() for r in (added, reduced, x.clone().index_add_(0, index, source))]
+
+    for got, want in zip(results("tpu"), results("cpu")):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 def test_scatter_reduce_with_duplicates(reduce, include_self):

@@ -194,3 +194,28 @@ def test_synchronized_batch_norm_of_parts_is_that_of_the_whole() -> None:
         args = (grad[p], x[p], mean, rstd, w, sum_dy, sum_dy_xmu, counts.int())
         want = (expected_grads[0][p],)
         _check("aten.batch_norm_backward_elemt.default", args, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: torch.nn.LayerNorm(4), (3, 4)),
+        (lambda: torch.nn.GroupNorm(2, 4), (3, 4, 5)),
+        (lambda: torch.nn.BatchNorm1d(4), (6, 4)),
+        (lambda: torch.nn.InstanceNorm1d(4, affine=True), (3, 4, 5)),
+        (lambda: torch.nn.RMSNorm(4), (3, 4)),
+    ],
+)
+def test_modules_in_half_precision_train(make, shape, dtype):
+    """The device's statistics are float32, which the CPU's backward kernels would refuse."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    grads = []
+    for device, wide in (("cpu", torch.float32), ("tpu", dtype)):
+        module = make().to(device, wide)
+        given = x.to(device, wide).detach().requires_grad_()
+        module(given).float().pow(3).sum().backward()
+        grads.append([p.grad.cpu().float() for p in (given, *module.parameters())])
+    # Outputs are rounded to eight or eleven bits, and their cubes are summed.
+    for want, have in zip(*grads, strict=True):
+        torch.testing.assert_close(have, want, rtol=5e-2, atol=5e-2 * float(want.abs().max()))

@@ -161,3 +161,18 @@ def test_histogram_ranges() -> None:
         torch.histc(torch.full((5,), 2.0), 4)
         torch.histc(torch.zeros(0), 4, 0, 1)
     assert not mode.failures, "\n".join(mode.failures)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_searches_among_boundaries_with_nan(right, count):
+    nan = float("nan")
+    bounds = torch.cat([torch.arange(4.0), torch.full((count,), nan)])
+    values = torch.tensor([-1.0, 0.0, 0.5, 2.0, 3.0, 9.0, nan])
+    for find in (
+        lambda b, v: torch.searchsorted(b, v, right=right),
+        lambda b, v: torch.bucketize(v, b, right=right),
+        lambda b, v: torch.searchsorted(b.expand(2, -1), v.expand(2, -1), right=right),
+    ):
+        got = find(bounds.to("tpu"), values.to("tpu"))
+        torch.testing.assert_close(got.cpu(), find(bounds, values))

@@ -49,7 +49,11 @@ def functions(names: str):
 
 @pytest.mark.parametrize(
     "fn",
-    functions("erf erfc erfinv gammaln digamma i0 i0e i1 i1e entr erfcx log_ndtr ndtri"),
+    functions(
+        "erf erfc erfinv gammaln digamma i0 i0e i1 i1e entr erfcx log_ndtr ndtri bessel_j0 "
+        "bessel_j1 bessel_y0 bessel_y1 modified_bessel_k0 modified_bessel_k1 "
+        "scaled_modified_bessel_k0 scaled_modified_bessel_k1"
+    ),
     ids=lambda fn: fn.__name__,
 )
 def test_special_values(fn) -> None:
@@ -74,3 +78,32 @@ def test_scalar_overloads() -> None:
     x = torch.tensor([0.5, 2.0, 3.0])
     compare(lambda: (torch.special.zeta(2.0, x), torch.special.zeta(x, 2.0)))
     compare(lambda: (torch.special.xlog1py(2.0, x), torch.special.xlog1py(x, 2.0)))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    functions(
+        "bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_k0 modified_bessel_k1 "
+        "scaled_modified_bessel_k0 scaled_modified_bessel_k1"
+    ),
+    ids=lambda fn: fn.__name__,
+)
+def test_bessel_functions_in_each_range(fn) -> None:
+    near_borders = torch.tensor([1e-6, 1e-3, 1.999, 2.0, 2.001, 4.999, 5.0, 5.001, 30.0, 1e4])
+    compare(fn, torch.cat([near_borders, -near_borders]).double())
+
+
+@pytest.mark.parametrize(
+    "fn",
+    functions(
+        "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v "
+        "chebyshev_polynomial_w shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u "
+        "shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w hermite_polynomial_h "
+        "hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p"
+    ),
+    ids=lambda fn: fn.__name__,
+)
+def test_polynomials_of_each_degree(fn) -> None:
+    x = torch.tensor([*VALUES, 0.3, 0.9999, -0.9999, -1.5, 7.0], dtype=torch.float64)
+    degrees = [*range(-1, 12), 30, 130, 513, 2.7, math.nan, math.inf]
+    compare(fn, x[:, None], torch.tensor(degrees, dtype=torch.float64))

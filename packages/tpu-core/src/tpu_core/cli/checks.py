@@ -1,6 +1,7 @@
 """The checks of ``tpu doctor``: each looks at one thing and says what is wrong and what to do.
 
-Nothing here imports jax or starts a device, so that the doctor works where those are broken.
+Nothing here imports jax or starts a device, so that the doctor works where those are broken: the
+canaries of known faults run in processes of their own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from tpu_core.cache.shared import without_credentials
 from tpu_core.cli.cache_checks import check_cache as check_cache
 from tpu_core.cli.check import Check as Check
 from tpu_core.cli.check import Status as Status
+from tpu_core.cli.fault_checks import check_known_faults
 from tpu_core.config import config, misspelt_variables, settings
 from tpu_core.errors import ConfigurationError, TpuNotAvailableError
+from tpu_core.versions import installed as installed
+from tpu_core.versions import satisfies as satisfies
 
 _REQUIRED = ("torch", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OURS = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-distributed", "tpu-kernels")
@@ -27,23 +31,20 @@ _RIVALS = ("torch_tpu", "torch_xla", "torch_npu")
 _OTHER_VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 
 
-def run_checks() -> list[Check]:
-    """Every check, in the order of the answer."""
+def run_checks(quick: bool = False) -> list[Check]:
+    """Every check, in the order of the answer.
+
+    Args:
+        quick: Leave out those that start the device in another process.
+    """
     return [
         *check_versions(),
         *check_environment(),
         *check_platform(),
         *check_registration(),
         *check_cache(),
+        *(() if quick else check_known_faults()),
     ]
-
-
-def installed(name: str) -> str | None:
-    """Version of an installed distribution, or None."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_versions() -> Iterator[Check]:
@@ -118,30 +119,6 @@ def _check_pin(name: str, version: str, pin: str | None, status: Status) -> Chec
         return Check("Versions", name, version)
     value = f"{version}, and jax {installed('jax')} asks for {pin}"
     return Check("Versions", name, value, status, f'Install that: pip install "{name}{pin}"')
-
-
-def satisfies(version: str, pins: str) -> bool:
-    """Whether a release satisfies pins such as ``"<=0.10.2,>=0.10.1"`` or ``"==0.0.42.*"``.
-
-    Knows ``== <= >= < > !=`` over dotted numbers; a pin of another kind counts as satisfied.
-    """
-    have = _numbers(version)
-    for pin in pins.split(","):
-        match = re.fullmatch(r"(==|<=|>=|!=|<|>)([\d.]+?)(\.\*)?", pin.strip())
-        if not match:
-            continue
-        sign, text, star = match.groups()
-        want = _numbers(text)
-        length = len(want) if star else max(len(have), len(want))
-        a, b = ((*n, *[0] * length)[:length] for n in (have, want))
-        holds = {"==": a == b, "!=": a != b, "<=": a <= b, ">=": a >= b, "<": a < b, ">": a > b}
-        if not holds[sign]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0]))
 
 
 def check_environment() -> Iterator[Check]:

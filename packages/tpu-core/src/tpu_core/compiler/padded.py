@@ -55,10 +55,10 @@ class PaddedPrograms:
         self._client = client
         self._outlines = Outlines(store, builder.key)
         self._families: OrderedDict[str, Family] = OrderedDict()
-        self._described: tuple[Segment, str, list[int]] | None = None
+        self._described: tuple[Segment, str, list[int], int] | None = None
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
-    def _describe(self, s: Segment) -> tuple[str, list[int]]:
+    def _describe(self, s: Segment) -> tuple[str, list[int], int]:
         if self._described is None or self._described[0] is not s:
             self._described = (s, *describe(s))
         return self._described[1:]
@@ -74,8 +74,8 @@ class PaddedPrograms:
             self._add(s, program)
 
     def _add(self, s: Segment, program: Program) -> None:
-        form, integers = self._describe(s)
-        family = self._families.setdefault(form, Family(self._outlines))
+        form, integers, tensors = self._describe(s)
+        family = self._families.setdefault(form, Family(self._outlines, tensors))
         self._families.move_to_end(form)
         if family.recurring.own(s.key):
             return
@@ -103,8 +103,8 @@ class PaddedPrograms:
         self._read()
         if not self._families and not has_graphs(s):
             return None
-        form, integers = self._describe(s)
-        family = self._families.get(form) or self._told(form, s)
+        form, integers, tensors = self._describe(s)
+        family = self._families.get(form) or self._told(form, s, tensors)
         if family is None or family.refusal or family.recurring.own(s.key):
             return None
         values = family.solve(s, integers)
@@ -122,13 +122,13 @@ class PaddedPrograms:
             )
         return None
 
-    def _told(self, form: str, s: Segment) -> Family | None:
+    def _told(self, form: str, s: Segment, tensors: int) -> Family | None:
         """A family of one segment, where the graphs in it say which of its sizes vary."""
         told = tell(s)
         if told is None:
             return None
         recordings = [Recording(x, describe(x)[1], None) for x in told.segments]
-        family = self._families[form] = Family.told(told, recordings, self._outlines)
+        family = self._families[form] = Family.told(told, recordings, self._outlines, tensors)
         return family
 
     def _program(

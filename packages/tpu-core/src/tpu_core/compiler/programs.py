@@ -32,7 +32,8 @@ from tpu_core.compiler.spanning import spanning
 from tpu_core.compiler.worker import Job, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
-from tpu_core.errors import OutOfMemoryError, RecompilationError, TpuError
+from tpu_core.errors import RecompilationError, TpuError
+from tpu_core.interruptible import InterruptibleCalls
 from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
@@ -53,6 +54,8 @@ class Program:
         execute: Runs it: of a loaded executable, or a function of a list of arrays.
         handlers: Result handlers of the executable; None where ``execute`` gives the results, or
             None where another program is to take its place.
+        temporary_bytes: Memory that it needs beside arguments and outputs.
+        aliased_bytes: Of the outputs, what takes the memory of an argument.
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
     """
@@ -60,7 +63,7 @@ class Program:
     execute: Any
     handlers: tuple[Any, ...] | None
     temporary_bytes: int
-    checks_memory: bool
+    aliased_bytes: int
     key: str
     ops: int
     line: str
@@ -113,6 +116,7 @@ class ProgramBuilder:
         self._store = store
         self._reasons = Reasons()
         self._padded = PaddedPrograms(self, client, store)
+        self._compiles = InterruptibleCalls("tpu compile")
         # A TPU and a GPU are opened by one process.
         on_cpu = client.platform.name == "cpu"
         start = WorkerProcess if on_cpu else functools.partial(InProcess, client)
@@ -247,7 +251,9 @@ class ProgramBuilder:
             module = lower()
             dumps.lowered(key, module, listing(s))
             try:
-                executable = pjrt.compile_module(module, device, self._client)
+                executable = self._compiles.run(
+                    key, lambda: pjrt.compile_module(module, device, self._client)
+                )
             except Exception as error:
                 raise map_xla_error(
                     error, op=self._ops(s), line=_last_line(s), stage="compile"
@@ -279,7 +285,7 @@ class ProgramBuilder:
             loaded.execute,
             loaded.handlers,
             loaded.temporary_bytes,
-            config().memory_limit is not None,
+            loaded.aliased_bytes,
             key,
             len(s.nodes),
             _last_line(s) or "",
@@ -343,27 +349,6 @@ def source_versions() -> str:
             digest.update(file.read_bytes())
     digest.update(_build_info.SOURCES.encode())
     return f"{torch.__version__} {version('jax')} {version('jaxlib')} {digest.hexdigest()}"
-
-
-def check_memory(device: int, program: Program, output_bytes: int, live: int) -> None:
-    """Enforce ``TPU_MEMORY_LIMIT`` before a program runs.
-
-    Raises:
-        OutOfMemoryError: Live values, outputs and temporaries would exceed the limit.
-    """
-    limit = config().memory_limit
-    needed = output_bytes + program.temporary_bytes
-    if limit is not None and live + needed > limit:
-        from tpu_core import _C
-
-        _C.note_out_of_memory(device)
-        raise OutOfMemoryError(
-            f"Out of memory on tpu:{device}, running a program of {program.ops} ops.",
-            needed=needed,
-            limit=limit,
-            live=live,
-            line=program.line or None,
-        )
 
 
 def segment_failed(error: BaseException, exported: dict[str, Any]) -> BaseException:

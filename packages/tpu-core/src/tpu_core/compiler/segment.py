@@ -21,6 +21,7 @@ from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import noting
 from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.miss import dtype_of_code
 from tpu_core.recorder.plan import NodePlan
 
@@ -222,6 +223,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with collector.paused(), jax.enable_x64(True), kernel_errors.told():
+    with collector.paused(), jax_settings.lowering(), kernel_errors.told():
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))

@@ -3,8 +3,12 @@
 #include "device.h"
 #include "tensors.h"
 
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/overflows.h>
+
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 namespace tpu {
@@ -158,6 +162,9 @@ void hash_static(Hasher& h, const c10::IValue& v) {
   } else if (v.isInt()) {
     h.add(42);
     h.add(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isUnsigned()) {  // 2**63 and above
+    h.add(52);
+    h.add(v.toUInt());
   } else if (v.isDouble()) {
     h.add(43);
     h.add(bits_of(v.toDouble()));
@@ -233,6 +240,7 @@ void add_tensor(
     if (kind == at::kDouble) add_scalar(c, element_of<double>(t), false);
     else if (kind == at::kLong) add_scalar(c, element_of<int64_t>(t), false);
     else if (kind == at::kBool) add_scalar(c, t.item<bool>(), false);
+    else if (kind == at::kUInt64) add_scalar(c, c10::IValue(t.item()), false);
     else add_scalar(c, c10::IValue(t.item<c10::complex<double>>()), false);
     return;
   }
@@ -243,7 +251,8 @@ void add_tensor(
         in_list || !d.host_operands || c.device >= 0,
         "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
     if (!t.is_cpu() || written) wrong_device(t, c.device);
-    if (t.dim() == 0 && d.scalar_operands) {
+    const bool scalar = t.dim() == 0 && d.scalar_operands;
+    if (scalar && !at::isComplexType(t.scalar_type())) {
       // Read now: a CPU scalar may be overwritten before the segment runs.
       c.hasher.add(21);
       c.hasher.add(static_cast<uint64_t>(t.scalar_type()));
@@ -259,7 +268,8 @@ void add_tensor(
       }
       return;
     }
-    if (!(in_list && d.host_operands)) wrong_device(t, c.device);
+    // No number travels as a complex one: such a scalar goes as a tensor.
+    if (!scalar && !(in_list && d.host_operands)) wrong_device(t, c.device);
     c.moved.push_front(to_device(t, c.device < 0 ? current_device() : c.device));
     operand = &c.moved.front();
   }
@@ -290,13 +300,75 @@ void add_tensor(
   }
 }
 
+template <typename Number>
+bool overflows(at::ScalarType to, Number x) {
+  switch (to) {
+#define TPU_CASE(T, name) \
+  case at::ScalarType::name: return c10::overflows<T, Number>(x);
+    TPU_CASE(uint8_t, Byte)
+    TPU_CASE(int8_t, Char)
+    TPU_CASE(int16_t, Short)
+    TPU_CASE(int32_t, Int)
+    TPU_CASE(int64_t, Long)
+    TPU_CASE(uint16_t, UInt16)
+    TPU_CASE(uint32_t, UInt32)
+    TPU_CASE(uint64_t, UInt64)
+    TPU_CASE(at::Half, Half)
+    TPU_CASE(at::BFloat16, BFloat16)
+    TPU_CASE(float, Float)
+    TPU_CASE(float, ComplexFloat)
+#undef TPU_CASE
+    default: return false;
+  }
+}
+
+// Lifted numbers are no part of the signature, but whether PyTorch takes them is: a number that does not
+// fit the dtype of an operand, or lies outside the bounds of its argument, makes another signature, about
+// which Python is asked. Numbers up to 127 fit every dtype.
+void hash_refusable(Call& c, const OpDescription& d, const c10::IValue* args) {
+  for (size_t i = 0; i < c.numbers.size(); ++i) {
+    const auto pack = c.packs[i];
+    if (pack == Pack::I32) continue;  // starts of slices
+    const bool whole = pack == Pack::I64;
+    const auto integer = static_cast<int64_t>(c.numbers[i]);
+    double real;
+    std::memcpy(&real, &c.numbers[i], 8);
+    if (whole ? integer >= -127 && integer <= 127 : std::abs(real) <= 127) continue;
+    uint64_t mask = 0, bit = 1;
+    auto check = [&](const Access& a) {
+      const auto to = a.tensor->scalar_type();
+      if (whole ? overflows(to, integer) : overflows(to, real)) mask |= bit;
+      bit <<= 1;
+    };
+    for (const auto& a : c.reads) check(a);
+    for (const auto& a : c.writes) check(a);
+    if (!mask) continue;
+    c.hasher.add(90);
+    c.hasher.add(i);
+    c.hasher.add(mask);
+  }
+  for (const auto& b : d.bounds) {
+    if (args[b.argument].isNone()) continue;
+    const auto x = args[b.argument].toScalar().toDouble();
+    const auto most =
+        b.other < 0 || args[b.other].isNone() ? b.most : args[b.other].toScalar().toDouble();
+    if (x >= b.least && x <= most) continue;
+    c.hasher.add(91);
+    c.hasher.add(static_cast<uint64_t>(b.argument));
+  }
+}
+
 }  // namespace
 
 void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
   c.hasher.add(d.hash);
+  // The dtype of what integers become: results have it, and lowerings compute in it.
+  c.hasher.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  if (d.jax_settings) c.hasher.add(c.jax_settings);
   if (d.precision) c.hasher.add(matmul_precision());
   if (const auto chosen = g_implementations.load(std::memory_order_relaxed)) c.hasher.add(chosen);
-  c.wide = d.wide_numbers;
+  // An integer tensor and 0.1 make 64-bit floats, too.
+  c.wide = d.wide_numbers || c10::get_default_dtype_as_scalartype() == at::kDouble;
   for (size_t i = 0; i < n; ++i) {
     const auto& v = args[i];
     const bool written = d.writes[i];
@@ -351,12 +423,16 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
     }
   }
   for (const auto& w : c.writes) c.hasher.add(w.overwrites ? 31 : 32);
+  if (!c.numbers.empty() || !d.bounds.empty()) hash_refusable(c, d, args);
   // Inputs that share a storage with a written tensor matter to PyTorch's overlap checks.
-  for (auto& w : c.writes)
-    for (auto& r : c.reads)
-      if (r.cell == w.cell && r.tensor != w.tensor)
-        c.hasher.add(static_cast<uint64_t>(
-            r.tensor->storage_offset() - w.tensor->storage_offset() + (1ll << 40)));
+  for (size_t k = 0; k < c.writes.size(); ++k)
+    for (size_t i = 0; i < c.reads.size(); ++i) {
+      const auto &w = c.writes[k], &r = c.reads[i];
+      if (r.cell != w.cell || r.tensor == w.tensor) continue;
+      c.hasher.add(k << 32 | i);
+      c.hasher.add(static_cast<uint64_t>(
+          r.tensor->storage_offset() - w.tensor->storage_offset() + (1ll << 40)));
+    }
   if (c.wide) {
     c.hasher.add(70);
     for (auto& p : c.packs)
@@ -368,8 +444,10 @@ void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n
   at::Generator generator;
   for (size_t i = 0; i < n; ++i)
     if (d.policies[i] == Policy::Generator && !args[i].isNone()) generator = args[i].toGenerator();
-  const auto [seed, offset] =
-      next_seed(generator, c.device < 0 ? current_device() : c.device);
+  const auto device = c.device < 0 ? current_device() : c.device;
+  if (!generator.defined()) generator = default_generator(device);
+  const auto [seed, offset] = next_seed(generator, device);
+  c.draw = generator;
   for (uint64_t word : std::array<uint64_t, 4>{
            seed & 0xffffffffull, seed >> 32, offset & 0xffffffffull, offset >> 32})
     add_number(c, word, Pack::I32, false);

@@ -85,7 +85,7 @@ class TpuGenerator final : public c10::GeneratorImpl {
   std::pair<uint64_t, uint64_t> next() {
     std::lock_guard<std::mutex> lock(mutex_);
     const std::pair<uint64_t, uint64_t> now{state_->seed, state_->offset};
-    state_->offset += 4;
+    state_->offset += kDraw;
     return now;
   }
 
@@ -248,8 +248,11 @@ struct TpuGuard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, TpuGuard);
 
-TpuHooks g_hooks;
+// Never destroyed: other threads may still run when static destructors do, and a call of a destroyed
+// object is one of a pure virtual function, which aborts.
+auto& g_hooks = *new TpuHooks;
 bool g_registered = false;
+std::mutex g_generators_mutex;
 
 }  // namespace
 
@@ -264,15 +267,16 @@ void set_current_device(int16_t device) {
 }
 
 const at::Generator& default_generator(int16_t device) {
-  static std::mutex mutex;
-  static std::map<int16_t, at::Generator> generators;
-  std::lock_guard<std::mutex> lock(mutex);
+  static auto& generators = *new std::map<int16_t, at::Generator>;
+  std::lock_guard<std::mutex> lock(g_generators_mutex);
   if (device < 0) device = current_device();
   auto it = generators.find(device);
   if (it == generators.end())
     it = generators.emplace(device, make_generator(static_cast<c10::DeviceIndex>(device))).first;
   return it->second;
 }
+
+void renew_generators_mutex() { new (&g_generators_mutex) std::mutex; }
 
 std::pair<uint64_t, uint64_t> next_seed(const at::Generator& generator, int16_t device) {
   const auto& g = generator.defined() ? generator : default_generator(device);

@@ -21,11 +21,11 @@
 namespace tpu {
 namespace {
 
-std::vector<std::string> g_prefixes;
+auto& g_prefixes = *new std::vector<std::string>;
 // Whose code a frame runs: the user's, torch's or ours, or the call of autograd's engine, under which
 // frames belong to the caller of backward and not to the op.
 enum class Owner : uint8_t { User, Internal, Engine };
-ska::flat_hash_map<PyCodeObject*, Owner> g_owners;  // g_mutex; owns a reference to each key
+auto& g_owners = *new ska::flat_hash_map<PyCodeObject*, Owner>;  // g_mutex; owns a reference to each key
 
 // Lines of forward ops by autograd sequence number, which each thread counts for itself, so that
 // backward ops carry them. A ring: a graph of more nodes than this loses its oldest lines.

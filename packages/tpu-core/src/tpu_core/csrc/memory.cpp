@@ -2,6 +2,7 @@
 
 #include "python.h"
 #include "tensors.h"
+#include "threads.h"
 #include "trace.h"
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -88,8 +89,8 @@ class AddressSpace {
 };
 
 std::mutex g_space_mutex;
-std::array<AddressSpace, kDevices> g_spaces;
-// Of storages without a byte, which have no address. Never destroyed: storages may outlive it.
+auto& g_spaces = *new std::array<AddressSpace, kDevices>;  // never destroyed: storages may outlive it
+// Of storages without a byte, which have no address.
 auto& g_empty = *new std::unordered_set<Cell*>();
 
 struct Stats {
@@ -97,6 +98,7 @@ struct Stats {
   std::atomic<int64_t> count_in{0}, count_out{0}, ooms{0};
 };
 std::array<Stats, kDevices> g_stats;
+std::atomic<bool> g_memory_checked{false};
 
 void raise_to(std::atomic<int64_t>& peak, int64_t value) {
   int64_t seen = peak.load();
@@ -160,10 +162,12 @@ struct TpuAllocator final : c10::DeviceAllocator {
   }
 };
 
-TpuAllocator g_allocator;
+// Never destroyed: other threads may still run when static destructors do, and a call of a destroyed
+// object is one of a pure virtual function, which aborts.
+auto& g_allocator = *new TpuAllocator;
 
 std::mutex g_pinned_mutex;
-std::map<const char*, size_t> g_pinned;
+auto& g_pinned = *new std::map<const char*, size_t>;
 
 // Host memory that transfers may read in place. It keeps no cache: freed memory goes back at once.
 struct PinnedAllocator final : at::HostAllocator {
@@ -198,7 +202,7 @@ struct PinnedAllocator final : at::HostAllocator {
     default_copy_data(dst, src, n);
   }
 };
-PinnedAllocator g_pinned_allocator;
+auto& g_pinned_allocator = *new PinnedAllocator;
 
 }  // namespace
 
@@ -227,6 +231,7 @@ c10::DataPtr allocate(ValuePtr value) {
     std::lock_guard<std::mutex> lock(g_space_mutex);
     cell = g_spaces.at(device).take(value->nbytes, device);
     cell->in_use = true;
+    ++cell->generation;
   } else {
     cell = new Cell;
     cell->device = device;
@@ -294,8 +299,32 @@ void account(int16_t device, int64_t bytes) {
   }
 }
 
-void note_peak(int16_t device, int64_t temporaries) {
-  raise_to(g_stats[device].peak, g_stats[device].current + temporaries);
+void note_peak(int16_t device, int64_t bytes) { raise_to(g_stats[device].peak, bytes); }
+
+bool is_of(const Cell* cell, uint32_t generation) {
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  return cell->in_use && cell->generation == generation;
+}
+
+bool put_value(Cell* cell, uint32_t generation, const Value* current, ValuePtr& value) {
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  if (!cell->in_use || cell->generation != generation || cell->value.get() != current) return false;
+  std::swap(cell->value, value);
+  return true;
+}
+
+void set_memory_checked() { g_memory_checked = true; }
+bool memory_is_checked() { return g_memory_checked; }
+
+void require_memory(int16_t device, int64_t nbytes) {
+  if (!g_memory_checked || nbytes == 0 || !is_initialized() || in_bad_fork()) return;
+  auto check = [&](bool raises) {
+    py::gil_scoped_acquire gil;
+    return callback("check_allocation")(device, nbytes, allocated_bytes(device), raises).cast<bool>();
+  };
+  if (check(false)) return;
+  flush_current("memory is short");  // what it read may be free then
+  check(true);
 }
 
 int64_t allocated_bytes(int16_t device) { return g_stats[device].current; }

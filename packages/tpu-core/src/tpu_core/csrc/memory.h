@@ -23,11 +23,22 @@ int16_t device_of_address(const void* ptr);  // -1 where the address is not ours
 Cell* cell_of_address(const void* ptr);  // the live storage that starts there, or null
 std::vector<ValuePtr> live_values();     // of every storage
 
-// Statistics: `bytes` enter (or leave) device memory; `peak` notes a program's temporaries.
+// Statistics: `bytes` enter (or leave) device memory; `note_peak` counts what a program held while it ran.
 void account(int16_t device, int64_t bytes);
-void note_peak(int16_t device, int64_t temporaries);
+void note_peak(int16_t device, int64_t bytes);
 int64_t allocated_bytes(int16_t device);
 void note_out_of_memory(int16_t device);
+
+// Whether a limit was set in this process: from then on memory is checked before it is taken.
+void set_memory_checked();
+bool memory_is_checked();
+// Raises OutOfMemoryError where `nbytes` more exceed the limit. g_mutex must not be held.
+void require_memory(int16_t device, int64_t nbytes);
+
+// Whether a cell is still that of the storage which had it at `generation`.
+bool is_of(const Cell* cell, uint32_t generation);
+// Swaps the cell's value for another, if it is `current` and the storage's of `generation`.
+bool put_value(Cell* cell, uint32_t generation, const Value* current, ValuePtr& value);
 
 // Changes a storage's size: contents are kept up to the smaller size, as `UntypedStorage.resize_` does.
 void resize_storage(c10::StorageImpl* storage, size_t nbytes);

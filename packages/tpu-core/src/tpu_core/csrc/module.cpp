@@ -32,6 +32,7 @@ std::atomic<bool> g_initialized{false};
 std::atomic<bool> g_bad_fork{false};
 std::atomic<int> g_device_count{-1};
 PyObject* g_callbacks = nullptr;
+pthread_t g_main_thread{};  // Python's, which handles signals
 
 void before_fork() {
   lock_allocators_for_fork();
@@ -45,6 +46,9 @@ void after_fork() {
 
 void in_child() {
   after_fork();
+  new (&g_mutex) std::recursive_mutex;  // a thread that is not here may have held it
+  renew_descriptions_mutex();
+  renew_generators_mutex();
   if (g_initialized) g_bad_fork = true;
 }
 
@@ -149,6 +153,8 @@ void set_callbacks(py::dict table) {
   g_callbacks = table.release().ptr();
 }
 
+bool handles_signals() { return pthread_equal(pthread_self(), g_main_thread); }
+
 bool is_initialized() { return g_initialized; }
 bool in_bad_fork() { return g_bad_fork; }
 
@@ -176,6 +182,10 @@ int16_t device_count() {
 PYBIND11_MODULE(_C, m) {
   using namespace tpu;
   m.doc() = "The C++ part of tpu_core: device hooks, storages, dispatch and traces.";
+  g_main_thread = (pthread_t)py::module_::import("threading")
+                      .attr("main_thread")()
+                      .attr("ident")
+                      .cast<unsigned long>();
   pthread_atfork(before_fork, after_fork, in_child);
   m.def("register_device", &register_device);
   m.def("register_overloads", &register_overloads);
@@ -235,8 +245,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("clear_programs", &clear_programs);
   m.def("program_runs", &program_runs);
   m.def("drain_references", &drain_references);
+  m.def("ignoring_arguments", [](py::object function) {
+    return py::cpp_function([function](const py::args&) { function(); });
+  });
   m.def("allocated_bytes", &allocated_bytes);
   m.def("note_out_of_memory", &note_out_of_memory);
+  m.def("set_memory_checked", &set_memory_checked);
+  m.def("memory_is_checked", &memory_is_checked);
+  m.def("most_memory", &most_memory);
+  m.def("add_undo", [](int device, py::handle f) { add_undo(static_cast<int16_t>(device), f.ptr()); });
   m.def("value_array", &value_array);
   m.def("mark_shared", [](const at::Tensor& t) { cell_of(t)->value->shared = true; });
   m.def("is_whole", &is_whole);

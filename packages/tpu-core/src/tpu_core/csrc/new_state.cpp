@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -74,7 +75,14 @@ void run_after_new_state(Segment& s, Cut& c) {
   {
     Lock lock(g_mutex, std::defer_lock);
     acquire(lock);
+    auto former = std::move(s.former);
+    former.hold();
     s = part_of(s, others);
+    std::unordered_set<const Value*> held;
+    for (const auto& v : s.slots) held.insert(v.get());
+    for (auto& f : former.storages)
+      if (held.count(f.hold.get())) f.hold.reset();  // so that it can be donated
+    s.former = std::move(former);
     c = decide(s);
     --counters().segments;  // of the two that took its place
   }

@@ -1,5 +1,7 @@
 #include "pieces.h"
 
+#include "memory.h"
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -140,9 +142,33 @@ void run_others(Segment& s) {
   if (!part.nodes.empty()) run(part, c);
 }
 
+bool fits_in_pieces(const Segment& s) {
+  if (!memory_is_checked()) return true;
+  const auto ending = last_uses(s);
+  std::unordered_set<const Value*> kept;
+  for (const auto& f : s.former.storages) kept.insert(f.old);
+  int64_t live = allocated_bytes(s.device), most = live;
+  const int64_t before = live;
+  for (size_t i = 0; i < s.nodes.size(); ++i) {
+    const auto& n = s.nodes[i];
+    for (uint32_t k = n.operands; k < n.operands + n.outputs; ++k)
+      if (const auto slot = s.refs[n.refs + k]; slot != kNoSlot)
+        live += static_cast<int64_t>(s.slots[slot]->nbytes);
+    most = std::max(most, live);
+    for (auto slot : ending[i]) {
+      const auto& v = s.slots[slot];
+      if (v.use_count() == 1 && !kept.count(v.get())) live -= static_cast<int64_t>(v->nbytes);
+    }
+  }
+  return callback("check_allocation")(s.device, most - before, before, false).cast<bool>();
+}
+
 void run_in_pieces(Segment& s) {
   std::optional<PythonError> first;
   const auto ending = last_uses(s);
+  auto former = std::move(s.former);
+  if (memory_is_checked()) former.hold();
+  else former.clear();
   for (size_t i = 0; i < s.nodes.size(); ++i) {
     Segment part;
     Cut c;
@@ -156,8 +182,13 @@ void run_in_pieces(Segment& s) {
     if (part.nodes.empty()) continue;  // it reads what failed
     auto error = run_part(part, c);
     if (error && !first) first.emplace(std::move(*error));
+    if (first && memory_is_checked() && is_out_of_memory(*first)) {
+      give_up(s, *first);
+      break;
+    }
   }
   s.clear();
+  if (first) s.former = std::move(former);
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
   notify_settled();

@@ -21,8 +21,12 @@ void run_apart(Segment& s, const PythonError& error);
 void run_others(Segment& s);
 
 // Runs a segment op by op. What fails fails with what depends on it, and is thrown once the others have
-// run; the segment has no ops then.
+// run; the segment has no ops then. Where memory is short the rest does not run.
 void run_in_pieces(Segment& s);
+
+// Whether a segment may run op by op within the memory that is set as limit, and what it writes can be given
+// back. Holds the GIL.
+bool fits_in_pieces(const Segment& s);
 
 // Ops that no program in memory runs by themselves, one of a kind: (key of the program, node).
 std::vector<std::pair<Hash128, uint32_t>> missing_pieces(const Segment& s);

@@ -161,7 +161,8 @@ constexpr size_t kMostInPieces = 4096;
 // A program for the segment, or null where it is to run in pieces.
 Program* compile(const Segment& s, const Cut& c) {
   const Mode m = mode();
-  const bool may_wait = m.background && !m.inspect && s.nodes.size() > 1;
+  const bool may_wait =
+      m.background && !m.inspect && s.nodes.size() > 1 && fits_in_pieces(s);
   std::string key;
   if (may_wait) {
     key = hex(c.key);
@@ -187,8 +188,8 @@ Program* compile(const Segment& s, const Cut& c) {
   auto fresh = std::make_unique<Program>();
   fresh->execute = info.attr("execute");
   fresh->handlers = info.attr("handlers");
-  fresh->memory = info.attr("temporary_bytes").cast<int64_t>();
-  fresh->checks_memory = info.attr("checks_memory").cast<bool>();
+  fresh->memory =
+      info.attr("temporary_bytes").cast<int64_t>() - info.attr("aliased_bytes").cast<int64_t>();
   fresh->info = info;
   fresh->inputs.assign(c.inputs.begin(), c.inputs.end());
   fresh->outputs = c.outputs;
@@ -199,9 +200,16 @@ Program* compile(const Segment& s, const Cut& c) {
   return keep_program(c, std::move(fresh));
 }
 
+// What a program takes beside what is there already.
+int64_t memory_of(const Segment& s, const Program& p) {
+  return std::max<int64_t>(bytes_of(s, p.outputs) + p.memory, 0);
+}
+
+// Raises where a program needs more than there is; nothing has been donated then.
 void check_memory(const Segment& s, const Program& p) {
-  if (!p.checks_memory) return;
-  callback("check_memory")(s.device, p.info, bytes_of(s, p.outputs), allocated_bytes(s.device));
+  if (!memory_is_checked()) return;
+  callback("check_memory")(
+      s.device, p.info, memory_of(s, p), allocated_bytes(s.device) - s.former.held_bytes());
 }
 
 // The array of a value that nothing else holds; its layout stays, for what is said of the segment.
@@ -235,13 +243,15 @@ py::object results_of(Segment& s, Cut& c) {
   while (c.program) {
     auto& program = *c.program;
     check_memory(s, program);
+    s.former.release();
+    const int64_t most = allocated_bytes(s.device) + memory_of(s, program);
     const auto started = std::chrono::steady_clock::now();
     auto results = execute(program, s);
     if (!results.is_none()) {
       ++program.runs;
       program.seconds +=
           std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-      note_peak(s.device, program.memory);
+      note_peak(s.device, most);
       return results;
     }
     retire_program(c);  // a size that recurs, whose program was for padded arrays
@@ -251,6 +261,11 @@ py::object results_of(Segment& s, Cut& c) {
 }
 
 }  // namespace
+
+bool is_out_of_memory(const PythonError& error) {
+  const py::object kind = py::module_::import("torch").attr("OutOfMemoryError");
+  return PyErr_GivenExceptionMatches(error.type, kind.ptr());
+}
 
 void give_up(Segment& s, const PythonError& error) {
   fail(s, std::make_shared<const Failure>(Py_NewRef(error.value)));
@@ -290,7 +305,11 @@ void run(Segment& s, Cut& c) {
     set_newest(s.device, s.slots[c.live[0]]->array);
   } catch (const PythonError& error) {
     if (error.is_interruption() || in_pieces) throw;
-    if (!c.program && s.nodes.size() > 1) {
+    const bool is_short = is_out_of_memory(error);
+    // One op at a time may need less than all of them at once.
+    if (is_short && memory_is_checked() && s.nodes.size() > 1 && fits_in_pieces(s))
+      return run_in_pieces(s);
+    if (!is_short && !c.program && s.nodes.size() > 1) {
       run_apart(s, error);
       throw;
     }

@@ -24,8 +24,7 @@ struct Program {
   Slots donated;                  // slots whose memory it takes
   std::vector<uint8_t> compiled_in;
   std::vector<uint64_t> constants;  // the numbers it was compiled with
-  int64_t memory = 0;             // bytes of temporaries
-  bool checks_memory = false;
+  int64_t memory = 0;             // bytes of temporaries, less the outputs that take an input's memory
   uint64_t runs = 0;
   double seconds = 0;  // the host's, in starting it; written under the GIL, as is `runs`
 };
@@ -63,6 +62,8 @@ int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots);
 // wrong, and what depends on it carries the error from then on; an interruption leaves every value as it
 // is.
 void run(Segment& s, Cut& c);
+// Whether an error says that memory is short: then none of the segment is to have happened. Needs the GIL.
+bool is_out_of_memory(const PythonError& error);
 // Makes every value that the segment was to make carry the error.
 void give_up(Segment& s, const PythonError& error);
 // The segment as Python sees it (`tpu_core.compiler.segment.Segment.from_export`). Needs the GIL.

@@ -32,6 +32,7 @@ at::Tensor memory_of(py::handle array, const Layout& l) {
 at::Tensor read_array(const Value& value, const char* reason) {
   py::gil_scoped_acquire gil;
   const py::handle array(value.array);
+  if (handles_signals()) callback("wait_for")(array);
   auto memory = memory_of(array, value.layout);
   if (!memory.defined()) return callback("to_host")(array, reason).cast<at::Tensor>();
   callback("note_read")(array, reason, memory.nbytes());

@@ -225,6 +225,8 @@ void forget(std::unique_ptr<T> superseded) {
 
 }  // namespace
 
+void renew_descriptions_mutex() { new (&g_descriptions_mutex) std::mutex; }
+
 OpDescription* describe_op(const c10::OperatorHandle& op) {
   const auto name = c10::toString(op.operator_name());
   {
@@ -250,8 +252,14 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->chance = info["chance"].cast<int>();
   d->scalar_operands = info["scalar_operands"].cast<bool>();
   d->host_operands = info["host_operands"].cast<bool>();
+  d->jax_settings = info["jax_settings"].cast<bool>();
   d->precision = info["precision"].cast<bool>();
   d->wide_numbers = info["wide_numbers"].cast<bool>();
+  for (auto b : info["bounds"]) {
+    auto t = b.cast<py::tuple>();
+    d->bounds.push_back(
+        {t[0].cast<size_t>(), t[1].cast<double>(), t[2].cast<double>(), t[3].cast<int>()});
+  }
   d->python = info["op"];
   d->handler = info["handler"];
   std::lock_guard<std::mutex> lock(g_descriptions_mutex);
@@ -317,7 +325,9 @@ void append(Trace* trace, Call& c, const Signature* signature, Recorded& recorde
       layout = {a.tensor->scalar_type(),
                 Dims(a.tensor->sizes().begin(), a.tensor->sizes().end()),
                 Dims(a.tensor->strides().begin(), a.tensor->strides().end())};
-    a.cell->value = make_value(layout, a.cell->value->nbytes, c.device, State::Pending);
+    auto made = make_value(layout, a.cell->value->nbytes, c.device, State::Pending);
+    remember_former(s, *trace, a.cell, made.get());
+    a.cell->value = std::move(made);
     s.refs.push_back(trace->output_slot(a.cell->value));
   }
   s.nodes.push_back(
@@ -356,10 +366,16 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
     recorded.handler = d.handler;
     return recorded;
   }
+  uint64_t jax_settings = 0;
+  if (d.jax_settings) {  // Python's, so before the lock
+    py::gil_scoped_acquire gil;
+    jax_settings = callback("jax_settings")().cast<uint64_t>();
+  }
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
   while (true) {
     Call c;
+    c.jax_settings = jax_settings;
     gather(c, d, args, n);
     const auto hash = c.hasher.digest();
     auto it = g_signatures.find(hash);
@@ -396,6 +412,7 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
     if (d.random && (d.chance < 0 || args[d.chance].toDouble() != 0)) {
       add_seed(c, d, args, n);
       TORCH_INTERNAL_ASSERT(signature->packs.size() + 4 == c.packs.size());
+      remember_draw(trace->current, c.draw);
     }
     append(trace, c, signature, recorded);
     c.reads.clear();  // what is alive at a cut must not be for this call's sake
@@ -432,9 +449,47 @@ void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::S
   for (auto& r : results) stack->push_back(std::move(r));
 }
 
+bool has_lazy_bits(const c10::IValue* args, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    if (!args[i].isTensor()) continue;
+    const auto& t = args[i].toTensor();
+    if (t.defined() && (t.is_conj() || t.is_neg())) return true;
+  }
+  return false;
+}
+
+void record_resolved(
+    const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  struct Written {
+    size_t argument;
+    at::Tensor original, plain;
+  };
+  const size_t n = d.policies.size(), first = stack->size() - n;
+  c10::SmallVector<Written, 2> written;
+  for (size_t i = 0; i < n; ++i) {
+    auto& v = (*stack)[first + i];
+    if (!has_lazy_bits(&v, 1)) continue;
+    at::Tensor original = v.toTensor(), plain = original;
+    if (plain.is_conj()) plain = at::conj_physical(plain.conj());
+    if (plain.is_neg()) plain = at::neg(plain._neg_view());
+    v = plain;
+    if (d.writes[i]) written.push_back({i, std::move(original), std::move(plain)});
+  }
+  record(d, op, stack);
+  for (auto& w : written) {
+    if (w.original.sizes() != w.plain.sizes()) w.original.resize_(w.plain.sizes());
+    w.original.copy_(w.plain);
+    for (size_t r = 0; r < d.returns.size(); ++r)
+      if (d.returns[r] == static_cast<int>(w.argument)) (*stack)[first + r] = w.original;
+  }
+}
+
 void Recorder::operator()(
     const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (!description_) description_ = describe_op(op);
+  const size_t n = description_->policies.size();
+  if (has_lazy_bits(stack->data() + stack->size() - n, n))
+    return record_resolved(*description_, op, stack);
   record(*description_, op, stack);
 }
 

@@ -11,6 +11,13 @@ namespace tpu {
 // How an argument of an overload enters its signature. Mirrors `tpu_core.recorder.describe`.
 enum class Policy : uint8_t { Tensor, TensorList, Number, NumberList, Static, Drop, Generator };
 
+// What a number argument must lie between, both included; NaN lies nowhere.
+struct Bounds {
+  size_t argument;
+  double least, most;
+  int other = -1;  // the argument that is the upper bound
+};
+
 // What the recorder knows of an overload; made by Python on the first call.
 struct OpDescription {
   std::string name;
@@ -25,8 +32,10 @@ struct OpDescription {
   int chance = -1;               // argument that is 0 where a call of a random op draws nothing
   bool scalar_operands = false;  // 0-d CPU tensors may stand for numbers
   bool host_operands = false;    // CPU tensors in lists (of indices) are moved to the device
+  bool jax_settings = false;     // depends on the user's JAX settings
   bool precision = false;        // depends on the float32 matmul precision
   bool wide_numbers = false;     // float numbers travel in 64 bits
+  std::vector<Bounds> bounds;    // of number arguments that PyTorch checks
   py::object python;             // the overload, passed back to Python on a miss
   py::object handler;            // set if Python handles every call
 };
@@ -40,6 +49,8 @@ class Recorder final : public c10::OperatorKernel {
   OpDescription* description_ = nullptr;
 };
 
+// In a forked child, where another thread of the parent may have held it.
+void renew_descriptions_mutex();
 OpDescription* describe_op(const c10::OperatorHandle& op);
 
 // What became of a call.
@@ -55,6 +66,12 @@ void call_python(
     torch::jit::Stack* stack);
 // Both, for arguments on a stack.
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// Whether a tensor among the arguments has PyTorch's lazy conjugate or negative bit. The fallbacks for
+// these pass products of matrices on to the backend (ATen/ConjugateFallback.cpp).
+bool has_lazy_bits(const c10::IValue* args, size_t n);
+// `record` on tensors without those bits.
+void record_resolved(
+    const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // The kernel of an overload: a Recorder, or one that needs no boxing.
 torch::CppFunction kernel_of(const c10::OperatorHandle& op);

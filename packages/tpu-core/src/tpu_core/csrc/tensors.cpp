@@ -19,8 +19,10 @@
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 
 namespace tpu {
 
@@ -63,6 +65,17 @@ at::Tensor make_empty(
   return t;
 }
 
+// The same for the user, who is told where there is too little.
+at::Tensor new_memory(
+    at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int16_t device) {
+  if (memory_is_checked()) {
+    const size_t itemsize = c10::elementSize(dtype);
+    require_memory(
+        device, static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, itemsize)));
+  }
+  return make_empty(sizes, strides, dtype, device);
+}
+
 void check_sizes(at::IntArrayRef sizes) {
   for (auto s : sizes)
     TORCH_CHECK(
@@ -94,7 +107,7 @@ at::Tensor empty_memory_format(
     TORCH_CHECK(
         f != at::MemoryFormat::Preserve, "memory format option is only supported by strided tensors");
   }
-  return make_empty(
+  return new_memory(
       sizes, strides, dtype.value_or(c10::typeMetaToScalarType(at::get_default_dtype())),
       device_index(device));
 }
@@ -107,7 +120,7 @@ at::Tensor empty_strided(
     std::optional<at::Device> device,
     std::optional<bool>) {
   check_sizes(sizes);
-  return make_empty(
+  return new_memory(
       sizes, strides, dtype.value_or(c10::typeMetaToScalarType(at::get_default_dtype())),
       device_index(device));
 }
@@ -136,6 +149,9 @@ at::Tensor& set_storage_offset(
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_offset(offset);
   if (strides.data() || sizes.empty()) {
+    // Raises for negative strides, which the setter would replace.
+    if (std::any_of(strides.begin(), strides.end(), [](int64_t s) { return s < 0; }))
+      at::detail::computeStorageNbytes(sizes, strides, self.element_size(), offset);
     impl->set_sizes_and_strides(sizes, strides);
   } else {
     impl->set_sizes_contiguous(sizes);
@@ -231,8 +247,12 @@ bool share_value(const at::Tensor& self, const at::Tensor& src) {
   auto& value = cell_of(src)->value;
   const bool fits = value && value->nbytes == self.storage().nbytes() &&
       (value->layout.untyped || self.sizes() == at::IntArrayRef(value->layout.sizes));
-  if (fits) cell_of(self)->value = value;
-  return fits;
+  if (!fits) return false;
+  auto* cell = cell_of(self);
+  if (value->state == State::Pending && value->trace)
+    remember_former(value->trace->current, *value->trace, cell, value.get());
+  cell->value = value;
+  return true;
 }
 
 at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
@@ -361,29 +381,34 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
   return dense(self) && dense(from);
 }
 
-// Length as ATen computes it (RangeFactories.cpp): in double, exactly in int64 for integers.
+// Checks and length as of ATen (RangeFactories.cpp): values in the accumulating dtype of the result, the
+// length in int64 for int64 and in double for all others.
 at::Tensor& arange_out(
     const at::Scalar& start, const at::Scalar& end, const at::Scalar& step, at::Tensor& out) {
-  int64_t n;
-  if (start.isIntegral(true) && end.isIntegral(true) && step.isIntegral(true)) {
-    const auto s = start.toLong(), e = end.toLong(), d = step.toLong();
-    TORCH_CHECK(d != 0, "step must be nonzero");
-    TORCH_CHECK(
-        (d > 0 && e >= s) || (d < 0 && e <= s), "upper bound and lower bound inconsistent with step sign");
-    n = (e - s + d - (d > 0 ? 1 : -1)) / d;
-  } else {
-    const auto s = start.toDouble(), e = end.toDouble(), d = step.toDouble();
-    TORCH_CHECK(d != 0, "step must be nonzero");
-    TORCH_CHECK(
-        std::isfinite(s) && std::isfinite(e), "unsupported range: ", s, " -> ", e);
-    TORCH_CHECK(
-        (d > 0 && e >= s) || (d < 0 && e <= s), "upper bound and lower bound inconsistent with step sign");
-    n = static_cast<int64_t>(std::ceil((e - s) / d));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      out.scalar_type() != at::kBool, "\"arange_tpu\" not implemented for 'Bool'");
+  const auto s = start.toDouble(), e = end.toDouble(), d = step.toDouble();
+  TORCH_CHECK(d != 0, "step must be nonzero");
+  TORCH_CHECK(std::isfinite(s) && std::isfinite(e), "unsupported range: ", s, " -> ", e);
+  TORCH_CHECK(
+      (d > 0 && e >= s) || (d < 0 && e <= s), "upper bound and lower bound inconsistent with step sign");
+  double length = std::ceil((e - s) / d);
+  at::Scalar first = start, by = step;
+  if (at::isIntegralType(out.scalar_type(), false)) {
+    const auto from = start.to<int64_t>(), to = end.to<int64_t>(), stride = step.to<int64_t>();
+    TORCH_CHECK_VALUE(stride != 0, "step must be nonzero");
+    first = from, by = stride;
+    if (out.scalar_type() == at::kLong)
+      length = static_cast<double>((to - from + stride - (stride > 0 ? 1 : -1)) / stride);
   }
+  TORCH_CHECK(
+      length >= 0 && length <= static_cast<double>(std::numeric_limits<int64_t>::max()),
+      "invalid size, possible overflow?");
+  const auto n = static_cast<int64_t>(length);
   if (out.numel() != n) at::native::resize_output(out, {n});
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tpu::arange_", "");
   static auto* description = describe_op(op);
-  torch::jit::Stack stack{out.dim() == 1 ? out : out.view(-1), start, step};
+  torch::jit::Stack stack{out.dim() == 1 ? out : out.view(-1), first, by};
   record(*description, op, &stack);
   return out;
 }

@@ -28,6 +28,11 @@ Trace* current_trace(int16_t device);
 // Runs what this thread has recorded, on every device.
 void flush_current(const char* cut);
 
+// Bytes that the device would hold if all that this thread has recorded were kept.
+int64_t most_memory(int16_t device);
+// Has a Python function called if what this thread has recorded finds too little memory.
+void add_undo(int16_t device, PyObject* function);
+
 // Returns when autograd's threads have let go of every backward that has returned. What they hold of one
 // may need the GIL to be dropped (the context that torch passes to them), and a thread that asks for it
 // while the interpreter ends is ended by it, which aborts the process. They drop the last before they

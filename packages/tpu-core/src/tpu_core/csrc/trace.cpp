@@ -5,6 +5,7 @@
 #include "python.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <unordered_set>
 #include <utility>
@@ -12,7 +13,7 @@
 namespace tpu {
 namespace {
 
-std::condition_variable_any g_finished;
+auto& g_finished = *new std::condition_variable_any;
 std::atomic<int> g_waiting{0};
 uint64_t g_stamp = 0;
 // Never destroyed: static destructors run after the interpreter's end.
@@ -20,10 +21,20 @@ auto& g_traces = *new std::unordered_set<Trace*>();
 
 // Until another thread has changed the state of a value.
 void wait_for_change(Lock& lock) {
-  WithoutGil no_gil;
-  ++g_waiting;
-  g_finished.wait(lock);
-  --g_waiting;
+  {
+    WithoutGil no_gil;
+    ++g_waiting;
+    g_finished.wait_for(lock, std::chrono::milliseconds(200));
+    --g_waiting;
+  }
+  if (!handles_signals()) return;
+  lock.unlock();
+  struct Relock {
+    Lock& lock;
+    ~Relock() { acquire(lock); }
+  } relock{lock};
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw PythonError::current();
 }
 
 // A segment that has run lends its memory to the next: in Strict each op is a segment.
@@ -80,6 +91,7 @@ void Segment::clear() {
   packs.clear();
   compiled_in.clear();
   shared.clear();
+  former.clear();
   hasher = Hasher();
 }
 
@@ -111,6 +123,7 @@ void Trace::resume(Segment&& s) {
   current = std::move(s);
   current.stamp = ++g_stamp;
   for (uint32_t i = 0; i < current.slots.size(); ++i) enter(*current.slots[i], i);
+  renew_former(current);
 }
 
 uint32_t Trace::input_slot(ValuePtr v) {
@@ -162,6 +175,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   } catch (const PythonError& error) {
     const bool is_left = !segment.nodes.empty();  // none of it has run
     if (is_left && error.is_interruption() && !put_back(trace, segment)) give_up(segment, error);
+    if (is_out_of_memory(error)) roll_back(segment.former);
     throw;
   }
   recycle(std::move(segment));

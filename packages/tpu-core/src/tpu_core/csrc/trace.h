@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cut_points.h"
+#include "former.h"
 #include "hash.h"
 #include "lines.h"
 #include "python.h"
@@ -55,6 +56,7 @@ struct Segment {
   std::vector<Pack> packs;          // per number
   std::vector<uint8_t> compiled_in; // per number
   std::unordered_map<const Value*, uint32_t> shared;  // slots of inputs that another trace reads, too
+  FormerState former;               // of what the segment writes
   Hasher hasher;
   int16_t device = 0;
   uint64_t stamp = 0;

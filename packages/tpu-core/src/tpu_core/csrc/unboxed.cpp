@@ -38,6 +38,12 @@ class Unboxed {
   Result operator()(Args... args) {
     if (!description_) description_ = describe_op(op_);
     const Arguments<sizeof...(Args)> arguments{{argument(args)...}};
+    if (has_lazy_bits(arguments.values.data(), sizeof...(Args))) {
+      torch::jit::Stack stack(arguments.values.begin(), arguments.values.end());
+      record_resolved(*description_, op_, &stack);
+      if constexpr (std::is_reference_v<Result>) return std::get<0>(std::tie(args...));
+      else return std::move(stack[0]).toTensor();
+    }
     auto recorded = record_call(*description_, arguments.values.data());
     if (recorded.handler) {
       torch::jit::Stack stack(arguments.values.begin(), arguments.values.end());

@@ -11,6 +11,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <unistd.h>
+
 #include <memory>
 #include <mutex>
 #include <string>
@@ -76,7 +78,11 @@ using ValuePtr = c10::intrusive_ptr<Value>;
 struct Cell {
   ValuePtr value;
   void* address = nullptr;
+  // Where a segment remembers what the cell held before (former.h); valid for the segment of that stamp.
+  uint64_t former_stamp = 0;
+  uint32_t former = 0;
   // Of the address space (memory.cpp).
+  uint32_t generation = 0;  // storages that had the cell before
   Cell* next_free = nullptr;
   int16_t device = 0;
   uint8_t size_class = 0;
@@ -105,12 +111,24 @@ inline int64_t numel_of(at::IntArrayRef sizes) {
   return n;
 }
 
+// Whether signals are handled on this thread, Python's first: who waits there looks for them (Ctrl-C).
+bool handles_signals();
+
 // Releases the GIL, where it is held, for a scope that may block on g_mutex.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
   ~WithoutGil() {
-    if (state_) PyEval_RestoreThread(state_);
+    if (!state_) return;
+    // Python ends a thread that asks for the GIL while the interpreter ends, and with C++ on its stack the
+    // process aborts: the thread stays here until the process is gone.
+#if PY_VERSION_HEX >= 0x030D0000
+    const bool ends = Py_IsFinalizing();
+#else
+    const bool ends = _Py_IsFinalizing();
+#endif
+    while (ends && !handles_signals()) pause();
+    PyEval_RestoreThread(state_);
   }
 
  private:

@@ -54,10 +54,23 @@ def _settable_eager_mode() -> None:
 
 
 def _hook_optimizers() -> None:
-    """Fused mode cuts where an optimizer's step ends."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    """Cut where an optimizer's step ends, and undo one that finds too little memory."""
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
 
+    register_optimizer_step_pre_hook(_before_optimizer_step)
     register_optimizer_step_post_hook(_after_optimizer_step)
+
+
+def _before_optimizer_step(*args: Any) -> None:
+    from tpu_core import _C
+
+    if _C.memory_is_checked():
+        from tpu_core import memory_limit
+
+        memory_limit.before_optimizer_step(*args)
 
 
 def _after_optimizer_step(*_: Any) -> None:

@@ -33,8 +33,8 @@ def precision(name: str) -> Iterator[None]:
     from tpu_core import _C
     from tpu_core.lowering import precision as lowering_precision
 
+    before = lowering_precision._override.get()
     with lowering_precision.precision(name):
-        before = lowering_precision._override.get()
         _C.set_thread_precision(_CODES[name])
         try:
             yield

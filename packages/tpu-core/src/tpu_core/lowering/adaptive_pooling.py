@@ -175,6 +175,9 @@ def _fractional_max_pool(rank: int) -> Any:
         x: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], samples: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """``samples`` is ``[N, C, rank]``, last spatial dim first in 2-D (``...Pool2d.cpp``)."""
+        if 0 in x.shape:
+            empty = (*x.shape[: x.ndim - rank], *output_size)
+            return jnp.zeros(empty, x.dtype), jnp.zeros(empty, np.int32)
         batched = x if x.ndim == rank + 2 else x[None]
         sizes = batched.shape[2:]
         flat: Any = jnp.zeros((1,) * (2 + 2 * rank), np.int32)

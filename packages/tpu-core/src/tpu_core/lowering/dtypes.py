@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -59,6 +62,24 @@ def is_number(x: Any) -> bool:
     return isinstance(x, (bool, int, float, complex)) or bool(getattr(x, "weak_type", False))
 
 
+_default: ContextVar[torch.dtype | None] = ContextVar("tpu_default_dtype", default=None)
+
+
+def default_dtype() -> torch.dtype:
+    """PyTorch's default dtype: when the op being lowered was recorded, or now."""
+    return _default.get() or torch.get_default_dtype()
+
+
+@contextmanager
+def default_dtype_of(dtype: torch.dtype) -> Iterator[None]:
+    """Lower with the default dtype of the time when an op was recorded."""
+    token = _default.set(dtype)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
 def torch_dtype(x: Any) -> torch.dtype:
     """The torch dtype of a JAX value."""
     return TO_TORCH[np.dtype(x.dtype)]
@@ -93,7 +114,7 @@ def _number_dtype(x: Any) -> torch.dtype:
     kind = np.dtype(getattr(x, "dtype", type(x))).kind
     if kind in "biu":
         return torch.bool if kind == "b" else torch.int64
-    default = torch.get_default_dtype()
+    default = default_dtype()
     return default.to_complex() if kind == "c" else default
 
 
@@ -112,7 +133,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 def float_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype``, or PyTorch's default float where it is integral or bool."""
     dtype = np.dtype(dtype)
-    return to_numpy_dtype(torch.get_default_dtype()) if dtype.kind in "biu" else dtype
+    return to_numpy_dtype(default_dtype()) if dtype.kind in "biu" else dtype
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:
@@ -122,7 +143,12 @@ def cast(x: Any, dtype: Any) -> jax.Array:
         # A constant of the final dtype, so that no float64 literal enters the program.
         value = np.asarray(x)
         value = value.real if value.dtype.kind == "c" and dtype.kind != "c" else value
-        return jnp.asarray(value != 0 if dtype == np.bool_ else value.astype(dtype))
+        if dtype == np.bool_:
+            return jnp.asarray(value != 0)
+        if _is_narrow_float(dtype):
+            with np.errstate(over="ignore"):
+                value = _saturated(value.astype(np.float32), dtype, np.clip)
+        return jnp.asarray(value.astype(dtype))
     source = np.dtype(x.dtype)
     if dtype == np.bool_ and source != np.bool_:
         return jnp.not_equal(x, jnp.zeros((), source))
@@ -131,7 +157,27 @@ def cast(x: Any, dtype: Any) -> jax.Array:
     if dtype == np.uint8 and is_float(x.dtype):
         # XLA saturates, PyTorch goes through a signed integer: -1.0 is 255 (c10/util/TypeCast.h).
         x = jax.lax.convert_element_type(x, np.int32)
+    if _is_narrow_float(dtype) and dtype != source:
+        if not (is_float(source) and source.itemsize <= 4):
+            x = jax.lax.convert_element_type(x, np.float32)
+        x = _saturated(x, dtype, jnp.clip)
     return jax.lax.convert_element_type(x, dtype)
+
+
+def _is_narrow_float(dtype: np.dtype[Any]) -> bool:
+    """Whether PyTorch converts to a dtype by way of float32, so that it rounds twice."""
+    return is_float(dtype) and dtype.itemsize < 4
+
+
+def _saturated(x: Any, dtype: np.dtype[Any], clip: Any) -> Any:
+    """``x`` within the range of the one dtype that has no infinity and in which PyTorch saturates.
+
+    XLA makes a NaN of what is out of range (c10/util/Float8_e4m3fn.h does not).
+    """
+    if dtype != ml_dtypes.float8_e4m3fn or np.dtype(x.dtype) == ml_dtypes.float8_e4m3fnuz:
+        return x
+    bound = x.dtype.type(448)
+    return clip(x, -bound, bound)
 
 
 def promote(*operands: Any) -> tuple[jax.Array, ...]:

@@ -15,6 +15,7 @@ import jax.scipy.linalg
 import numpy as np
 from jax import lax
 
+from tpu_core.lowering.dtypes import cast, op_math
 from tpu_core.lowering.lu import solve_triangular
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
@@ -168,8 +169,8 @@ def ormqr(
 def matrix_exp(a: jax.Array) -> jax.Array:
     if a.size == 0:
         return a
-    flat = a.reshape(-1, *a.shape[-2:])
-    return jax.vmap(jax.scipy.linalg.expm)(flat).reshape(a.shape)
+    flat = cast(a, op_math(a.dtype)).reshape(-1, *a.shape[-2:])
+    return cast(jax.vmap(jax.scipy.linalg.expm)(flat).reshape(a.shape), a.dtype)
 
 
 @lowering("aten.linalg_cross.default")

@@ -28,9 +28,14 @@ Calling convention of a lowering
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import inspect
+import marshal
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -63,6 +68,15 @@ class Lowering:
     identity: Callable[..., str] | None = None
     chance: tuple[int, str] | None = None
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is of another package, registered in this process alone."""
+        return not self.location.startswith(_OWN)
+
+    def source(self) -> str:
+        """Digest of the file that it is in, or else of its code."""
+        return _digest_of(self.location.rpartition(":")[0], inspect.unwrap(self.fn))
+
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments draws random numbers; ``key`` is None if it does not.
 
@@ -74,6 +88,19 @@ class Lowering:
             return self.random
         position, name = self.chance
         return (args[position] if position < len(args) else kwargs.get(name, 0)) != 0
+
+
+# Where the lowerings are that every process loads.
+_OWN = str(Path(__file__).parent) + os.sep
+
+
+@functools.cache
+def _digest_of(file: str, function: Any) -> str:
+    try:
+        source = Path(file).read_bytes()
+    except OSError:  # of no file
+        source = marshal.dumps(function.__code__) if inspect.isfunction(function) else b""
+    return hashlib.sha256(source).hexdigest()
 
 
 class Registry:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, result_type
+from tpu_core.lowering.dtypes import cast, is_float, result_type
 from tpu_core.lowering.registry import lowering
 
-# Up to this many boundaries a comparison with each of them fuses and beats a search, whose steps
+# Up to this many boundaries a comparison with each of them fuses and beats a search whose steps
 # are gathers.
 COMPARE_ALL = 128
 
@@ -31,6 +31,8 @@ def _search(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
         wide = lax.expand_dims(values, (values.ndim,))
         bounds = lax.expand_dims(boundaries, (boundaries.ndim - 1,))
         before = ~((bounds > wide) if right else (bounds >= wide))
+        if is_float(boundaries.dtype):
+            return _walk(before, 0, count)
         return jnp.sum(before, axis=-1, dtype=np.int32)
 
     def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -46,6 +48,19 @@ def _search(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
     start = jnp.zeros(values.shape, np.int32)
     end = jnp.full(values.shape, count, np.int32)
     return lax.fori_loop(0, count.bit_length(), step, (start, end))[0]
+
+
+def _walk(before: jax.Array, start: int, end: int) -> jax.Array:
+    """The search from comparisons with all boundaries.
+
+    NaN, after which each value goes, stands at the end of sorted boundaries. Where a search ends
+    then depends on the boundaries that it meets, so it takes ATen's own path.
+    """
+    if start == end:
+        return jnp.full(before.shape[:-1], start, np.int32)
+    middle = start + (end - start) // 2
+    after = before[..., middle]
+    return jnp.where(after, _walk(before, middle + 1, end), _walk(before, start, middle))
 
 
 @lowering("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")

@@ -1,7 +1,6 @@
-"""Special functions: error and gamma families, Bessel functions, zeta.
+"""Special functions: error and gamma families, modified Bessel functions of the first kind, zeta.
 
-Bessel functions of the first and second kind, ``k0``, ``k1``, ``airy_ai`` and the orthogonal
-polynomials have no counterpart in JAX and are left to the fallback.
+``airy_ai`` has no counterpart in JAX and is left to the fallback.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _same_dim(
     return context.space.relayout(left, replaced(left.dims, i, want)), right
 
 
-@rule("conv_general_dilated")
+@rule("conv_general_dilated", handles=("padding",))
 def convolution(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     left, right = operands
     params = eqns[0].params
@@ -74,9 +74,6 @@ def convolution(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
         raise Unpaddable("a grouped convolution over a dim that varies")
     if not grouped:
         left, right = _same_dim(context, left, feature, right, in_feature)
-    for name in ("window_strides", "lhs_dilation", "rhs_dilation"):
-        if any(e.params[name] != params[name] for e in eqns[1:]):
-            raise Unpaddable("a convolution whose steps depend on a size")
     sizes = context.out(eqns)
     out_batch, out_channel, *out_spatial = numbers.out_spec
     dims: list[Dim] = [()] * len(sizes)

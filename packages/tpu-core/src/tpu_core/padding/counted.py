@@ -12,6 +12,7 @@ import tpu_core.padding.family  # noqa: F401  # its import registers the rules
 from tpu_core.padding.interpret import Context, run
 from tpu_core.padding.layout import Padded, Space
 from tpu_core.padding.sizes import Fit, Unpaddable, static
+from tpu_core.padding.symbolic import require_for_all_sizes
 
 # Each size has values that are neither equal to nor multiples of another's.
 _SAMPLES = ((5, 7, 11), (13, 17, 19), (23, 29, 31), (37, 41, 43))
@@ -36,7 +37,8 @@ def run_counted(
         The results, whose own sizes do not depend on the counts.
 
     Raises:
-        Unpaddable: An op cannot run on padded arrays, or a result has such a size.
+        Unpaddable: An op cannot run on padded arrays, a result has such a size, or it cannot be
+            shown that the function is the same for each size.
 
     Example:
         >>> double_sum = lambda sizes: jax.make_jaxpr(lambda x: (x * 2).sum())(jnp.zeros(sizes[0]))
@@ -59,7 +61,9 @@ def run_counted(
         )
         for array, dims in inputs
     ]
-    results = run(Context(fit, space), [trace(s) for s in samples], values)
+    traces = [trace(s) for s in samples]
+    require_for_all_sizes(trace, fit, traces, bounds)
+    results = run(Context(fit, space), traces, values)
     if not all(x.is_static for x in results):
         raise Unpaddable("a result has a size that is computed")
     return [jnp.asarray(x.array) for x in results]

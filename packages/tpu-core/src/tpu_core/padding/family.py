@@ -30,6 +30,7 @@ from tpu_core.padding.outline import Outlines
 from tpu_core.padding.sizes import Fit, Known, Size, Unpaddable, bucket
 from tpu_core.padding.told import Told
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt import jax_settings
 
 RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
@@ -50,6 +51,7 @@ class Family:
 
     Args:
         outlines: What a segment's ops have inside.
+        tensors: How many of the integers, the first ones, are of tensors.
 
     Attributes:
         recordings: The first ones, each of other sizes.
@@ -60,8 +62,9 @@ class Family:
         recurring: Which of its sizes are to have programs of their own.
     """
 
-    def __init__(self, outlines: Outlines) -> None:
+    def __init__(self, outlines: Outlines, tensors: int) -> None:
         self._outlines = outlines
+        self._tensors = tensors
         self.recordings: list[Recording] = []
         self.problem: str | None = None
         self.refusal: str | None = None
@@ -77,15 +80,18 @@ class Family:
         self._limits: list[int | None] = []
 
     @classmethod
-    def told(cls, told: Told, recordings: list[Recording], outlines: Outlines) -> Family:
+    def told(
+        cls, told: Told, recordings: list[Recording], outlines: Outlines, tensors: int
+    ) -> Family:
         """A family of recordings that were made up.
 
         Args:
             told: What is known of their sizes.
             recordings: Those of ``told.segments``.
             outlines: What a segment's ops have inside.
+            tensors: How many of the integers, the first ones, are of tensors.
         """
-        family = cls(outlines)
+        family = cls(outlines, tensors)
         columns = list(zip(*(r.integers for r in recordings)))
         family.recordings = recordings
         family._first = [columns.index(values) for values in zip(*told.values)]
@@ -147,12 +153,15 @@ class Family:
         if len(self.recordings) < 2:
             return None
         if self.fit is None:
-            self.fit = Fit([r.integers for r in self.recordings], self._first)
+            self.fit = Fit([r.integers for r in self.recordings], self._first, self._tensors)
+        if self.fit.problem:
+            self.problem = self.fit.problem
+            return None
         values = self.fit.solve(integers)
         if values is None or not values or any(v < 2 for v in values):
             return None
         numbers = zip(segment.numbers, self.constants())
-        return values if all(c is None or n.value == c for n, c in numbers) else None
+        return values if all(c is None or _same(n.value, c) for n, c in numbers) else None
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
         """Whether the ops of a segment have the sizes inside that the recordings say."""
@@ -160,7 +169,7 @@ class Family:
         expected = self._expected()
         return len(found) == len(expected) and all(
             form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
-            for (form, inside), (f, ns) in zip(found, expected)
+            for (form, _, inside), (f, ns) in zip(found, expected)
         )
 
     def _expected(self) -> list[tuple[str, list[Known | None]]]:
@@ -172,10 +181,17 @@ class Family:
             assert self.fit is not None
             self._inside = []
             for nodes in zip(*(self._outlines(self._numbered(r.segment)) for r in self.recordings)):
-                forms = {form for form, _ in nodes}
-                form = forms.pop() if len(forms) == 1 else ""
-                numbers = [self.fit.follow(seen) for seen in zip(*(inside for _, inside in nodes))]
-                self._inside.append((form, numbers))
+                forms = {form for form, _, _ in nodes}
+                if len(forms) > 1:
+                    self._inside.append(("", []))
+                    continue
+                dtypes = nodes[0][1]
+                columns = zip(*(inside for _, _, inside in nodes))
+                numbers = [
+                    self.fit.follow(seen, np.int64 if dtype == "int" else np.dtype(dtype))
+                    for seen, dtype in zip(columns, dtypes)
+                ]
+                self._inside.append((forms.pop(), numbers))
         return self._inside
 
     def signature(self) -> str:
@@ -201,7 +217,7 @@ class Family:
         return [
             n.value
             if all(
-                r.segment.numbers[i].compiled_in and r.segment.numbers[i].value == n.value
+                r.segment.numbers[i].compiled_in and _same(r.segment.numbers[i].value, n.value)
                 for r in self.recordings
             )
             else None
@@ -240,7 +256,7 @@ class Family:
         if not self._traces:
             for r in self.recordings:
                 function, avals = as_function(self._numbered(r.segment))
-                with jax.enable_x64(True):
+                with jax_settings.lowering():
                     self._traces.append(jax.make_jaxpr(function)(*avals))
         return self._traces
 
@@ -278,7 +294,7 @@ class Family:
             ]
 
         try:
-            with jax.enable_x64(True):
+            with jax_settings.lowering():
                 lowered = jax.jit(function, keep_unused=True).lower(*avals, *packs, sizes)
                 memory = aliases(segment, lambda i: self.bound(i, buckets))
                 return pjrt.module_bytes(lowered, memory)
@@ -286,6 +302,11 @@ class Family:
             raise
         except Exception as error:  # shapes that do not fit where a rule took two sizes for one
             raise Unpaddable(f"{type(error).__name__}: {error}") from error
+
+
+def _same(a: float | int, b: float | int) -> bool:
+    """Whether two numbers are the same constant: 0.0 is not -0.0, nor 1 the same as 1.0."""
+    return type(a) is type(b) and repr(a) == repr(b)
 
 
 def _between_programs(

@@ -14,21 +14,19 @@ from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.sizes import Size, Unpaddable
 
 
-@rule("slice")
+@rule("slice", handles=("start_indices", "limit_indices"))
 def slice_(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x = operands[0]
     sizes = context.out(eqns)
     starts = context.sizes([e.params["start_indices"] for e in eqns])
     rank = len(sizes)
-    strides = [e.params["strides"] or (1,) * rank for e in eqns]
+    strides = eqns[0].params["strides"] or (1,) * rank
     before = [shape_of(e.invars[0]) for e in eqns]
     after = [shape_of(e.outvars[0]) for e in eqns]
     for axis in range(rank):
         if all(b[axis] == a[axis] for b, a in zip(before, after)):
             continue  # all of it
-        if any(s[axis] != strides[0][axis] for s in strides):
-            raise Unpaddable("a slice whose step depends on a size")
-        x = _window(context, x, axis, starts[axis], sizes[axis], strides[0][axis])
+        x = _window(context, x, axis, starts[axis], sizes[axis], strides[axis])
     return [x]
 
 
@@ -47,7 +45,7 @@ def _window(context: Context, x: Padded, axis: int, start: Size, size: Size, str
     return Padded(jnp.take(x.array, index, axis=axis, mode="clip"), dims)
 
 
-@rule("dynamic_slice")
+@rule("dynamic_slice", handles=("slice_sizes",))
 def dynamic_slice(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, *starts = operands
     sizes = context.sizes([e.params["slice_sizes"] for e in eqns])
@@ -105,7 +103,7 @@ def dynamic_update_slice(
     return [Padded(lax.dynamic_update_slice(x.array, value.array, first), x.dims)]
 
 
-@rule("gather")
+@rule("gather", handles=("slice_sizes",))
 def gather(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, indices = operands
     params = eqns[0].params

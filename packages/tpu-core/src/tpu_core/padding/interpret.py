@@ -3,7 +3,8 @@
 The function was traced for each recording. The traces are walked side by side, equation by
 equation; what is equal in all is static, what differs follows from the sizes that vary. An equation
 none of whose operands is padded is evaluated as it stands; another is handed to the rule of its
-primitive, which makes sure that padding never reaches an element that counts.
+primitive, which makes sure that padding never reaches an element that counts. A rule declares the
+parameters that it handles: any other that differs between the traces is refused, in `_apply`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from tpu_core.padding.jaxpr_signature import exact_signature
 from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
-from tpu_core.padding.sizes import NUMERATORS, Fit, Size, Unpaddable, static
+from tpu_core.padding.sizes import Fit, Size, Unpaddable, static
 
 Rule = Callable[["Context", list[JaxprEqn], list[Padded]], list[Padded]]
 RULES: dict[str, Rule] = {}
+# Of each rule the parameters of its primitive that may differ between the traces.
+HANDLED: dict[str, frozenset[str]] = {}
 
 _ONE: Dim = (static(1),)
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat"}
@@ -32,12 +36,19 @@ def shape_of(variable: Any) -> tuple[int, ...]:
     return variable.aval.shape
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of primitives."""
+def rule(*names: str, handles: Sequence[str] = ()) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of primitives.
+
+    Args:
+        names: The primitives.
+        handles: Parameters of theirs that may differ between the traces, as they follow from sizes
+            and the rule works them out. Any other that differs is refused before the rule is asked.
+    """
 
     def register(function: Rule) -> Rule:
         for name in names:
             RULES[name] = function
+            HANDLED[name] = frozenset(handles)
         return function
 
     return register
@@ -76,27 +87,13 @@ class Context:
         if any(v.ndim for v in values):
             raise Unpaddable("a constant array depends on a size")
         numbers = [v.item() for v in values]
-        for numerator in NUMERATORS:
-            whole_numbers = [_integer(v, numerator, dtype) for v in numbers]
-            if all(n is not None for n in whole_numbers):
-                size = self._fit.derive([n for n in whole_numbers if n is not None])
-                if size is not None:
-                    actual = jnp.asarray(self.space.actual(size))
-                    if numerator is None:
-                        return actual.astype(dtype)
-                    return (numerator / actual.astype(np.float64)).astype(dtype)
-        raise Unpaddable(f"a constant that was {', '.join(map(str, numbers))} follows no size")
-
-
-def _integer(value: Any, numerator: int | None, dtype: np.dtype[Any]) -> int | None:
-    """The integer that a constant is, or that a numerator was divided by."""
-    if isinstance(value, (bool, complex)) or not np.isfinite(value):
-        return None
-    if numerator is None:
-        n = round(value)
-        return n if n == value else None
-    n = round(numerator / value) if value else 0
-    return n if n and np.asarray(numerator / n, dtype) == np.asarray(value, dtype) else None
+        known = self._fit.follow(numbers, dtype)
+        if known is None or known.size is None:
+            raise Unpaddable(f"a constant that was {', '.join(map(str, numbers))} follows no size")
+        actual = jnp.asarray(self.space.actual(known.size))
+        if known.numerator is None:
+            return actual.astype(dtype)
+        return (known.numerator / actual.astype(np.float64)).astype(dtype)
 
 
 def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded]) -> list[Padded]:
@@ -112,9 +109,7 @@ def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded
         first = np.asarray(values[0])
         if any(np.shape(v) != first.shape for v in values[1:]):
             raise Unpaddable("a constant array depends on a size")
-        if any(
-            not np.array_equal(first, v, equal_nan=first.dtype.kind in "fc") for v in values[1:]
-        ):
+        if any(not _same(first, v) for v in values[1:]):
             raise Unpaddable("a constant array depends on a size")
         consts.append(whole(jnp.asarray(first)))
     return _run(context, [t.jaxpr for t in traces], consts, inputs)
@@ -164,7 +159,11 @@ def _run(
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc"))
+    """Whether two constants are the same bits: 0.0 is not -0.0."""
+    if a is b:
+        return True
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _apply(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
@@ -177,10 +176,14 @@ def _apply(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
     alike = all(
         shape_of(e.outvars[i]) == shape_of(v) for e in eqns for i, v in enumerate(eqn.outvars)
     )
-    if unpadded and alike and all(_same_params(eqn, e) for e in eqns[1:]):
+    differing = sorted({p for e in eqns[1:] for p in different_params(eqn, e)})
+    if unpadded and alike and not differing:
         return [whole(r) for r in bind(eqn, [x.array for x in operands])]
     if name not in RULES:
         raise Unpaddable(f"'{name}' has no rule for padded operands")
+    for parameter in differing:
+        if parameter not in HANDLED[name]:
+            raise Unpaddable(f"the parameter '{parameter}' of '{name}' depends on a size")
     results = RULES[name](context, eqns, operands)
     for i, result in enumerate(results):
         expected = context.out(eqns, i)
@@ -206,21 +209,27 @@ def bind(eqn: JaxprEqn, arrays: Sequence[jax.Array], **changed: Any) -> list[jax
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _same_params(a: JaxprEqn, b: JaxprEqn) -> bool:
-    if a.params.keys() != b.params.keys():
-        return False
-    return all(_same_param(v, b.params[k]) for k, v in a.params.items())
+def different_params(a: JaxprEqn, b: JaxprEqn) -> list[str]:
+    """Names of the parameters in which two equations of one primitive differ."""
+    missing = object()
+    return [
+        name
+        for name in sorted(a.params.keys() | b.params.keys())
+        if not _same_param(a.params.get(name, missing), b.params.get(name, missing))
+    ]
 
 
 def _same_param(a: Any, b: Any) -> bool:
-    if isinstance(a, (ClosedJaxpr, Jaxpr)):
-        return str(a) == str(b)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_same_param, a, b))
-    if callable(a) and callable(b):
+    if a is b:
         return True
-    if isinstance(a, np.ndarray):
-        return bool(np.array_equal(a, b))
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (ClosedJaxpr, Jaxpr)):
+        return exact_signature(a) == exact_signature(b)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_same_param, a, b))
+    if isinstance(a, (float, complex, np.ndarray, np.generic, jax.Array)):
+        return _same(a, b)
     return bool(a == b)
 
 

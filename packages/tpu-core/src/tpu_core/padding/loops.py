@@ -74,7 +74,7 @@ def _arrays(values: Sequence[Padded]) -> list[jax.Array]:
     return [x.array for x in values]
 
 
-@rule("while")
+@rule("while", handles=("cond_jaxpr", "body_jaxpr"))
 def while_loop(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     params = eqns[0].params
     tests, steps, carry = _split(operands, params["cond_nconsts"], params["body_nconsts"])
@@ -89,7 +89,7 @@ def while_loop(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -
     return [Padded(r, dims) for r, dims in zip(results, layouts)]
 
 
-@rule("cond")
+@rule("cond", handles=("branches",))
 def cond(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     index, *rest = operands
     if len({len(e.params["branches"]) for e in eqns}) > 1:
@@ -107,7 +107,7 @@ def cond(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
     return [Padded(r, dims) for r, dims in zip(results, layouts)]
 
 
-@rule("scan")
+@rule("scan", handles=("length", "jaxpr"))
 def scan(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     params = eqns[0].params
     length = context.size([e.params["length"] for e in eqns])

@@ -10,48 +10,62 @@ import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.dtypes import dtype_text
-from tpu_core.lowering.views import Access
+from tpu_core.lowering.views import SLICE, WHOLE, Access
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
 
 
-def describe(segment: Segment) -> tuple[str, list[int]]:
+def describe(segment: Segment) -> tuple[str, list[int], int]:
     """A process-stable key of the segment without its sizes, and the sizes in a fixed order.
 
-    Shapes of the values come first, so that symbols are sizes of inputs where possible.
+    Returns:
+        The key, which holds every static argument that is not declared a size; the integers that
+        may vary; and how many of them, the first ones, are of tensors: sizes, then strides and
+        offsets. Those may define a size, the arguments that come last must follow.
     """
-    integers = [n for s in segment.slots for n in s.shape]
+    sizes = [n for s in segment.slots for n in s.shape]
+    places: list[int] = []
+    arguments: list[int] = []
     digest = hashlib.sha256()
     # Dims of size 1 are broadcast and empty ones have no elements: those are other programs.
     slots = [(s.is_input, dtype_text(s.dtype), [min(n, 2) for n in s.shape]) for s in segment.slots]
     packs = [n.pack for n in segment.numbers]
     digest.update(repr((slots, packs, segment.live, segment.donated)).encode())
     for node in segment.nodes:
-        form, numbers = _node(node)
+        form, own_sizes, own_places, own_arguments = _node(node)
         digest.update(form.encode())
         digest.update(repr((node.operands, node.outputs, node.numbers)).encode())
-        integers += numbers
-    return digest.hexdigest(), integers
+        sizes += own_sizes
+        places += own_places
+        arguments += own_arguments
+    return digest.hexdigest(), sizes + places + arguments, len(sizes) + len(places)
 
 
-def _node(node: Node) -> tuple[str, tuple[int, ...]]:
-    return ("uninitialised", ()) if node.plan is None else _plan(node.plan)
+_Described = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _node(node: Node) -> _Described:
+    return ("uninitialised", (), (), ()) if node.plan is None else _plan(node.plan)
 
 
 @functools.lru_cache(maxsize=16384)
-def _plan(plan: NodePlan) -> tuple[str, tuple[int, ...]]:
+def _plan(plan: NodePlan) -> _Described:
+    """Form of a plan; sizes of the tensors that it reads and writes; strides and offsets that the
+    form does not say; arguments that are sizes.
+    """
     form = [plan.op, plan.precision, str(plan.choices), str(plan.random), str(plan.order)]
-    integers: list[int] = []
+    form += [plan.identity, str(plan.default_dtype), str(plan.jax_settings)]
+    sizes: list[int] = []
+    places: list[int] = []
+    arguments: list[int] = []
 
-    def walk(value: Any) -> None:
-        if isinstance(value, bool) or value is None:
-            form.append(str(value))
-        elif isinstance(value, (int, np.integer)):
+    def walk(value: Any, is_size: bool) -> None:
+        if is_size and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
             form.append("i")
-            integers.append(int(value))
+            arguments.append(int(value))
         elif isinstance(value, (list, tuple)):
-            form.append(f"[{len(value)}")
+            form.append(f"[{type(value).__name__}{len(value)}")
             for v in value:
-                walk(v)
+                walk(v, is_size)
         elif isinstance(value, Operand):
             form.append(f"o{value.index}")
         elif isinstance(value, Number):
@@ -59,21 +73,53 @@ def _plan(plan: NodePlan) -> tuple[str, tuple[int, ...]]:
         elif isinstance(value, Repeated):
             form.append(f"r{value.count}")
         elif isinstance(value, Blank):
-            form.append(f"b{dtype_text(value.aval.dtype)}")
-            walk(value.aval.shape)
+            form.append(f"b{dtype_text(value.aval.dtype)}{len(value.aval.shape)}")
+            sizes.extend(value.aval.shape)
         elif isinstance(value, _Written):
             form.append("w")
-            walk(value.read)
+            walk(value.read, is_size)
         elif isinstance(value, Access):
             base, dtype = dtype_text(value.base_dtype), dtype_text(value.dtype)
             form.append(f"a{value.form}{base}{dtype}{value.dims}")
             form.append(f"{value.overwrites}{value.chained}")
-            walk((value.base_sizes, value.base_strides, value.sizes, value.strides, value.offset))
+            form.append(f"{len(value.base_sizes)} {len(value.sizes)}")
+            sizes.extend((*value.base_sizes, *value.sizes))
+            form.append(_strides(value.base_sizes, value.base_strides, places))
+            if _is_window(value):
+                form.append("window")
+            else:
+                form.append(_strides(value.sizes, value.strides, places))
+            places.append(value.offset)
         else:
-            form.append(repr(value))
+            form.append(f"{type(value).__name__} {value!r}")
 
     for name, keyword, value in plan.template:
         form.append(f"{name}{keyword}")
-        walk(value)
-    walk([*plan.reads, *plan.writes])
-    return "|".join(form), tuple(integers)
+        walk(value, name in plan.sizes)
+    walk([*plan.reads, *plan.writes], False)
+    return "|".join(form), tuple(sizes), tuple(places), tuple(arguments)
+
+
+def _strides(sizes: tuple[int, ...], strides: tuple[int, ...], places: list[int]) -> str:
+    """Order of the dims in memory where they lie densely; else the strides join ``places``."""
+    order = sorted(range(len(sizes)), key=lambda d: (-strides[d], d))
+    expected = 1
+    for d in reversed(order):
+        if strides[d] != expected:
+            places.extend(strides)
+            return "strides"
+        expected *= sizes[d]
+    return f"dense {order}"
+
+
+def _is_window(access: Access) -> bool:
+    """Whether the tensor's strides are those of its base, 0 where it repeats an element."""
+    if access.form == WHOLE:
+        return access.strides == access.base_strides
+    if access.form != SLICE:
+        return False
+    kept = {d: j for j, d in enumerate(access.dims) if d >= 0}
+    return all(
+        stride == (access.base_strides[kept[d]] if d in kept else 0)
+        for d, stride in enumerate(access.strides)
+    )

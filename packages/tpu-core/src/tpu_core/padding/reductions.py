@@ -88,7 +88,7 @@ def sort(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
     return [Padded(r, xs[0].dims) for r in results[1:]]
 
 
-@rule("top_k")
+@rule("top_k", handles=("k",))
 def top_k(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     axis = eqns[0].params.get("axis", operands[0].array.ndim - 1) % operands[0].array.ndim
     x = context.space.as_prefix(operands[0], axis)

@@ -15,7 +15,7 @@ from tpu_core.padding.layout import Dim, Padded, is_static, merge, replaced
 from tpu_core.padding.sizes import Size, Unpaddable, static
 
 
-@rule("broadcast_in_dim")
+@rule("broadcast_in_dim", handles=("shape",))
 def broadcast_in_dim(
     context: Context, eqns: list[JaxprEqn], operands: list[Padded]
 ) -> list[Padded]:
@@ -47,7 +47,7 @@ def transpose(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) ->
     return [Padded(lax.transpose(x.array, order), tuple(x.dims[i] for i in order))]
 
 
-@rule("reshape")
+@rule("reshape", handles=("new_sizes",))
 def reshape(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     if eqns[0].params["dimensions"] is not None:
         raise Unpaddable("a reshape that permutes")
@@ -120,7 +120,7 @@ def _reshape_by_index(context: Context, x: Padded, sizes: tuple[Size, ...]) -> P
     return context.prefix(jnp.take(x.array.reshape(-1), place, mode="clip"), sizes)
 
 
-@rule("iota")
+@rule("iota", handles=("shape",))
 def iota(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     sizes = context.sizes([e.params["shape"] for e in eqns])
     shape = tuple(context.space.padded(s) for s in sizes)
@@ -176,7 +176,7 @@ def _same_but(context: Context, xs: list[Padded], axis: int) -> list[Padded]:
     return [context.space.relayout(x, (*dims[:axis], x.dims[axis], *dims[axis:])) for x in xs]
 
 
-@rule("pad")
+@rule("pad", handles=("padding_config",))
 def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, value = operands
     sizes = context.out(eqns)

@@ -1,16 +1,20 @@
 """Sizes that vary from one recording of a segment to the next, and those that follow from them.
 
-Two recordings of one program differ in some integers: sizes, strides, offsets, slice bounds. The
-first that differ become symbols; every other one must be a `Size` of them:
-``scale * product(symbols) + offset``.
+Two recordings of one program differ in some integers. Sizes of tensors come first, then their
+strides and offsets, and may vary: the first that differ become symbols. Every other integer (an
+argument that is declared a size) must be a `Size` of them: ``scale * product(symbols) + offset``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from tpu_core.config import config
 
@@ -60,9 +64,8 @@ def static(size: int) -> Size:
     return Size(0, (), size)
 
 
-# What a number made of a size may be: the size, one divided by it (a mean), or two (the gradient of
-# a variance).
-NUMERATORS = (None, 1, 2)
+# What a size may divide to give a number: one (a mean), or two (the gradient of a variance).
+NUMERATORS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +76,29 @@ class Known:
         constant: The number, where it is always the same.
         size: The size.
         numerator: What is divided by the size; None where the number is the size itself.
+        rounding: Relative error of the quotient, as its dtype rounds.
     """
 
     constant: float | None = None
     size: Size | None = None
     numerator: int | None = None
+    rounding: float = 0.0
 
     def holds(self, number: float, values: Sequence[int]) -> bool:
         """Whether it is this number where the symbols have these values."""
         if self.size is None:
-            return number == self.constant or (number != number and self.constant != self.constant)
+            return _identical(number, self.constant)
         n = self.size.value(values)
-        # A reciprocal is rounded to the dtype of the op.
         if self.numerator is None:
             return number == n
-        return abs(number * n - self.numerator) < 3e-3 * self.numerator
+        return abs(number * n - self.numerator) <= self.rounding * self.numerator
+
+
+def _identical(a: float | None, b: float | None) -> bool:
+    """Whether two numbers are the same bits: 0.0 is not -0.0, NaN is NaN."""
+    if isinstance(a, float) and isinstance(b, float):
+        return struct.pack("d", a) == struct.pack("d", b) or (a != a and b != b)
+    return type(a) is type(b) and a == b
 
 
 class Fit:
@@ -96,14 +107,23 @@ class Fit:
     Args:
         recordings: For each recording its integers, in one order.
         first: Positions of integers that are symbols whatever comes before them.
+        tensors: How many of the integers, the first ones, are of tensors: sizes, strides, offsets.
+            Those may vary; any other must follow from them.
 
     Attributes:
+        problem: Why the recordings are no program of several sizes, or None.
         symbols: For each symbol the position of the integer that defines it.
         values: For each recording the values of the symbols.
         sizes: For each position its `Size`.
     """
 
-    def __init__(self, recordings: Sequence[Sequence[int]], first: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        recordings: Sequence[Sequence[int]],
+        first: Sequence[int] = (),
+        tensors: int | None = None,
+    ) -> None:
+        self.problem: str | None = None
         self.symbols: list[int] = []
         self.values: list[list[int]] = [[] for _ in recordings]
         self._known: dict[tuple[int, ...], Size] = {}
@@ -111,8 +131,14 @@ class Fit:
         for position in first:
             self._known[columns[position]] = self._define(position, columns[position])
         for position, seen in enumerate(columns):
-            if seen not in self._known:
-                self._known[seen] = self.express(seen) or self._define(position, seen)
+            if seen in self._known:
+                continue
+            size = self.express(seen)
+            if size is None and tensors is not None and position >= tensors:
+                numbers = ", ".join(map(str, seen))
+                self.problem = f"an argument that was {numbers} follows no size of a tensor"
+                size = static(-1)
+            self._known[seen] = size or self._define(position, seen)
         self.sizes = [self._known[seen] for seen in columns]
 
     def _define(self, position: int, seen: Sequence[int]) -> Size:
@@ -154,18 +180,29 @@ class Fit:
             return size
         return None
 
-    def follow(self, seen: Sequence[float]) -> Known | None:
-        """What a number is that was ``seen`` in the recordings; None where it follows no size."""
-        if all(n == seen[0] or n != n for n in seen):
+    def follow(self, seen: Sequence[float], dtype: Any) -> Known | None:
+        """What a number is that was ``seen`` in the recordings; None where it follows no size.
+
+        Args:
+            seen: The number in each recording.
+            dtype: Its dtype, which rounds a quotient.
+        """
+        if all(_identical(n, seen[0]) for n in seen):
             return Known(constant=seen[0])
+        if not all(math.isfinite(n) for n in seen):
+            return None
+        if all(n == round(n) for n in seen):
+            size = self.derive([round(n) for n in seen])
+            if size is not None:
+                return Known(size=size)
+        if np.dtype(dtype).kind != "f" or not all(seen):
+            return None
+        rounding = float(np.finfo(dtype).eps)
         for numerator in NUMERATORS:
-            if not all(math.isfinite(n) and (n or numerator is None) for n in seen):
-                continue
-            integers = [n if numerator is None else numerator / n for n in seen]
-            if all(abs(n - round(n)) <= 1e-6 * abs(n) for n in integers):
-                size = self.derive([round(n) for n in integers])
-                if size is not None:
-                    return Known(size=size, numerator=numerator)
+            size = self.derive([round(numerator / n) for n in seen])
+            known = Known(size=size, numerator=numerator, rounding=rounding)
+            if size is not None and all(map(known.holds, seen, self.values)):
+                return known
         return None
 
     def solve(self, integers: Sequence[int]) -> list[int] | None:

@@ -312,6 +312,10 @@ def _plan(
         plan.random,
         plan.precision,
         plan.choices,
+        plan.sizes,
+        plan.identity,
+        plan.default_dtype,
+        plan.jax_settings,
     )
 
 

@@ -12,7 +12,10 @@ from tpu_core.padding.sizes import Unpaddable
 _NEUTRAL = {"sum": lambda _: 0, "max": lowest, "min": highest}
 
 
-@rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
+@rule(
+    *("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window"),
+    handles=("padding",),
+)
 def reduce_window(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, *rest = operands
     kind = eqns[0].primitive.name.removeprefix("reduce_window").removeprefix("_")

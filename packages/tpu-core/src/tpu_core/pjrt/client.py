@@ -27,6 +27,7 @@ from tpu_core import lock_holders
 from tpu_core.config import config
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
+from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.pjrt.host_memory import keep_freed_memory
 from tpu_core.platforms import Platform, local_processes, resolve, visible_indices
@@ -110,6 +111,7 @@ def _version(backend: Any) -> str:
         parts += [machine(), instruction_set()]
     else:
         parts.append(os.environ.get("LIBTPU_INIT_ARGS", ""))
+    parts += [f"{name}={value}" for name, value in known_faults.compile_options(backend.platform)]
     return " ".join(part for part in parts if part)
 
 
@@ -198,12 +200,14 @@ class Loaded:
         handlers: One result handler an output.
         executable: The PJRT executable.
         temporary_bytes: Memory it needs beside arguments and outputs.
+        aliased_bytes: Of the outputs, what takes the memory of a donated argument.
     """
 
     execute: Any
     handlers: tuple[Any, ...]
     executable: Any
     temporary_bytes: int
+    aliased_bytes: int = 0
 
 
 def compile_options(device: Any, client: Client) -> Any:
@@ -212,10 +216,7 @@ def compile_options(device: Any, client: Client) -> Any:
     build = options.executable_build_options
     build.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
     build.num_replicas = build.num_partitions = 1
-    if client.platform.name == "cpu":
-        # The pass that strips optimization barriers before fusion would undo activation
-        # checkpointing.
-        options.env_option_overrides = [("xla_disable_hlo_passes", "cse_barrier_expander")]
+    options.env_option_overrides = list(known_faults.compile_options(client.platform.name))
     return options
 
 
@@ -261,9 +262,10 @@ def load(
     try:
         stats = executable.get_compiled_memory_stats()
         temporary = int(stats.temp_size_in_bytes)
+        aliased = int(stats.alias_size_in_bytes)
     except Exception:  # not every plug-in has them; the peak then counts arguments and outputs only
-        temporary = 0
-    return Loaded(executable.execute_sharded, handlers, executable, temporary)
+        temporary = aliased = 0
+    return Loaded(executable.execute_sharded, handlers, executable, temporary, aliased)
 
 
 def weak(value: jax.Array) -> jax.Array:
@@ -336,13 +338,18 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
 
-    from tpu_core.pjrt.products import fold_transposes
+    from tpu_core.pjrt.guards import guard
+    from tpu_core.pjrt.products import fold_transposes, widen_operands
 
     module = lowered.compiler_ir("stablehlo")
+    on_cpu = lowered._lowering._platforms == ("cpu",)
     state = lowered._lowering.compile_args.get("shape_poly_state")
     if state is not None and state.uses_dim_vars:  # it calls a program of symbolic sizes
         module = mlir.refine_polymorphic_shapes(module)
     fold_transposes(module)
+    guard(module, widest=64 if on_cpu else 32)
+    if on_cpu:
+        widen_operands(module)
     if aliases:
         with module.context:
             (main,) = (op for op in module.body if op.sym_name.value == "main")

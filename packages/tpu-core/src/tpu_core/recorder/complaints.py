@@ -1,63 +1,145 @@
 """PyTorch's own complaint about a wrong call, in the words that users know.
 
 PyTorch's meta functions find most mistakes, but word some of them differently from its kernels,
-and let a few pass. So where a meta function complains, and for the calls in `_SUSPICIONS`, the op
-is called on the CPU with empty tensors of the same geometry, and what it raises is raised.
+and let a few pass. So where a meta function complains, and for suspicious calls
+(`tpu_core.recorder.suspicions`), the op is tried on the CPU with placeholders of the same geometry.
+
+No error is raised from what a placeholder holds. A call that passes with one kind of placeholder is
+no mistake of its arguments. One that fails with all of them is `Refused`: it runs on the CPU with
+the real values, which raises PyTorch's error or has a result.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tpu_core.recorder.variants import overload_name, written_arguments
+from tpu_core.recorder.variants import lowering_of, overload_name
 
-# Empty tensors cost nothing until a kernel touches them; a call that is all right after all does.
+# Placeholders cost nothing until they are filled; a call that is all right after all does.
 _MOST_BYTES = 1 << 28
 
+# Neither XLA nor any op of PyTorch takes more.
+_MOST_DIMS = 64
 
-def complain(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
-    """Raise what ``target`` raises on the CPU for arguments like these, if it does.
+# Whole numbers of 1 divide, of 0 are in range of every index.
+_FILLS = (1, 0)
+
+_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
+
+
+class Refused(Exception):
+    """A call that the CPU's op refuses, whatever the values of its tensors.
+
+    Args:
+        target: The overload that the CPU has in place of the one that was called.
+    """
+
+    def __init__(self, target: torch._ops.OpOverload) -> None:
+        super().__init__(target)
+        self.target = target
+
+    def run(self, op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
+        """Run the call on the CPU with its real values; handles all calls of its signature."""
+        from tpu_core.recorder import fallback
+
+        try:
+            return fallback.run_on_cpu(op, args, self.target)
+        except NotImplementedError as error:
+            raise NotImplementedError(str(error).replace('_cpu"', '_tpu"')) from None
+        except _ERRORS as error:
+            raise type(error)(*error.args) from None
+
+
+def check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise `Refused` if ``target`` refuses arguments like these on the CPU.
 
     Args:
         op: The overload that was called; its schema names the arguments.
         target: The overload that the CPU has in its place.
         args: Its arguments, on device ``tpu``.
     """
-    if sum(x.untyped_storage().nbytes() for x in _tensors(args)) > _MOST_BYTES:
-        return
-    convert = Twins("cpu")
+    if size_of(args) <= _MOST_BYTES and all(_fails(op, target, args, fill) for fill in _FILLS):
+        raise Refused(target) from None
+
+
+def doubt(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise `Refused` for a call that the meta function refuses, if the CPU has the op."""
+    if size_of(args) <= _MOST_BYTES and _fails(op, target, args, _FILLS[0]) is not None:
+        raise Refused(target) from None
+
+
+def _fails(
+    op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any], fill: int
+) -> bool | None:
+    """Whether a call with placeholders raises; None where that says nothing about the call."""
+    convert = Twins("cpu", fill)
     schema = op._schema.arguments
     call = [
         torch.device("cpu")
         if a.name == "device"
+        else torch.Generator()
+        if a.name == "generator"
         else None
-        if a.name in ("generator", "pin_memory")
+        if a.name == "pin_memory"
         else tree_map(convert, x)
         for a, x in zip(schema, args)
     ]
     positional = [v for a, v in zip(schema, call) if not a.kwarg_only]
     keywords = {a.name: v for a, v in zip(schema, call) if a.kwarg_only}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _draws_restored(op):
             target(*positional, **keywords)
     except NotImplementedError as error:
         # `"bitwise_and_cpu" not implemented for 'Float'` is a mistake; for a dtype that the CPU
         # alone does not have, or an op that it does not have, it is none.
         text = str(error)
         mistake = "not implemented for" in text or "not supported for complex types" in text
-        if not mistake or any(name in text for name in _CPU_LACKS):
-            return
-        raise NotImplementedError(text.replace('_cpu"', '_tpu"')) from None
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        raise type(error)(*error.args) from None
+        lacks = any(name in text for name in _CPU_LACKS) and not has_no_more(op)
+        return True if mistake and not lacks else None
+    except _ERRORS:
+        return True
+    return False
+
+
+@contextmanager
+def _draws_restored(op: torch._ops.OpOverload) -> Iterator[None]:
+    """The state of the CPU's generator is kept: a trial draws nothing that the user would miss."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        yield
+        return
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
+
+
+def has_no_more(op: torch._ops.OpOverload) -> bool:
+    """Whether the device has no more dtypes for the op than the CPU: XLA calls LAPACK, and has no
+    bits of floats.
+    """
+    entry = lowering_of(op)
+    if entry is not None and entry.family in ("linalg", "lu"):
+        return True
+    return overload_name(op).startswith(("aten.bitwise_", "aten.gcd", "aten.lcm"))
+
+
+def size_of(args: Sequence[Any]) -> int:
+    """Bytes of the storages of all tensors among arguments."""
+    return sum(x.untyped_storage().nbytes() for x in tensors(args))
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a tree."""
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 class Twins:
@@ -69,10 +151,12 @@ class Twins:
 
     Args:
         device: Where the twins are.
+        fill: What all elements of new storages are.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, fill: int = 0) -> None:
         self.device = device
+        self._fill = fill
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._twins: dict[int, torch.Tensor] = {}
 
@@ -90,161 +174,37 @@ class Twins:
     def _twin(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
         twin = self._storages.get(storage._cdata)
-        if twin is None:
-            twin = torch.UntypedStorage(storage.nbytes(), device=self.device)
-            if self.device == "cpu" and not x.is_floating_point():
-                twin.fill_(0)  # type: ignore[attr-defined] # indices in range; of StorageBase
-            self._storages[storage._cdata] = twin
         # The device is named because torch.set_default_device may be in force.
         empty = torch.empty(0, dtype=x.dtype, device=self.device)
+        if twin is None:
+            twin = torch.UntypedStorage(storage.nbytes(), device=self.device)
+            if self.device == "cpu":
+                self._initialize(empty.set_(twin))
+            self._storages[storage._cdata] = twin
         return empty.set_(twin, x.storage_offset(), x.size(), x.stride())
 
-
-def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether the meta function of ``op`` may have let a mistake pass."""
-    named = {a.name: x for a, x in zip(op._schema.arguments, args)}
-    # Few kernels take complex numbers, and meta functions seldom know which.
-    if _dim_out_of_range(named) or _may_overlap(op, args) or _complex(args):
-        return True
-    name = overload_name(op).split(".")[1]
-    if name.startswith("_foreach_") and name.endswith("_") and _whole_numbers(named["self"]):
-        return True
-    test = _SUSPICIONS.get(name.rstrip("_"))
-    return test is not None and test(named)
+    def _initialize(self, memory: torch.Tensor) -> None:
+        memory.fill_(self._fill)
 
 
-Arguments = dict[str, Any]
+class Copies(Twins):
+    """Twins on the CPU with the values of the tensors.
 
+    Args:
+        read: The value of a tensor on ``tpu``, as a CPU tensor.
+    """
 
-def _dim_out_of_range(args: Arguments) -> bool:
-    dim, x = args.get("dim"), args.get("self")
-    if dim is None or not isinstance(x, torch.Tensor):
-        return False
-    n = max(x.dim(), 1)
-    return any(not -n <= d < n for d in (dim if isinstance(dim, (list, tuple)) else [dim]))
+    def __init__(self, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__("cpu")
+        self._read = read
 
+    def _twin(self, x: torch.Tensor) -> torch.Tensor:
+        twin = super()._twin(x)
+        if x.numel() and x.dim() <= _MOST_DIMS:
+            # One element of a dim that shows the same memory again and again.
+            dims = [slice(1) if s == 0 else slice(None) for s in x.stride()]
+            twin[tuple(dims)].copy_(self._read(x)[tuple(dims)])
+        return twin
 
-def _may_overlap(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a written tensor shows memory twice, or memory that another argument shows."""
-    names = written_arguments(op)
-    written = [x for a, x in zip(op._schema.arguments, args) if a.name in names]
-    storages = Counter(x.untyped_storage()._cdata for x in _tensors(args))
-    return any(
-        storages[x.untyped_storage()._cdata] > 1
-        or any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride()))
-        for x in _tensors(written)
-    )
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
-
-
-def _complex(args: Sequence[Any]) -> bool:
-    return any(x.is_complex() for x in _tensors(args))
-
-
-def _whole_numbers(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a result may not fit the dtype that it is written to."""
-    return any(not (x.is_floating_point() or x.is_complex()) for x in tensors)
-
-
-def _dtypes_differ(args: Arguments) -> bool:
-    return len({x.dtype for x in args.values() if isinstance(x, torch.Tensor)}) > 1
-
-
-def _floats(args: Arguments) -> bool:
-    return any(
-        x.is_floating_point() or x.is_complex()
-        if isinstance(x, torch.Tensor)
-        else isinstance(x, (float, complex))
-        for x in args.values()
-    )
-
-
-def _bools(args: Arguments) -> bool:
-    return any(x.dtype is torch.bool for x in args.values() if isinstance(x, torch.Tensor))
-
-
-def _no_floats(args: Arguments) -> bool:
-    return not (args["self"].is_floating_point() or args["self"].is_complex())
-
-
-def _imaginary(args: Arguments) -> bool:
-    return isinstance(args.get("value"), complex) and not args["self"].is_complex()
-
-
-def _put(args: Arguments) -> bool:
-    x, values = args["self"], args["values"]
-    if values.dtype != x.dtype:
-        return True
-    indices = tuple(
-        slice(None) if i is None else torch.empty(i.shape, dtype=torch.int64, device="meta")
-        for i in args["indices"]
-    )
-    target = torch.empty(x.shape, device="meta")[indices].shape
-    try:
-        return torch.broadcast_shapes(values.shape, target) != target
-    except RuntimeError:
-        return True
-
-
-def _index_not_integer(args: Arguments) -> bool:
-    return args["index"].dtype not in (torch.int64, torch.int32)
-
-
-def _nothing_to_reduce(args: Arguments) -> bool:
-    return args["self"].numel() == 0 and args.get("dim") is None
-
-
-def _convolution(args: Arguments) -> bool:
-    weight, bias = args["weight"], args.get("bias")
-    if min(args["padding"]) < 0 or min(*args["stride"], *args["dilation"]) < 1:
-        return True
-    channels = weight.shape[1 if args["transposed"] else 0]
-    if args["transposed"]:
-        channels *= args["groups"]
-    elif channels % args["groups"]:
-        return True
-    return (bias is not None and tuple(bias.shape) != (channels,)) or _dtypes_differ(args)
-
-
-def _range(args: Arguments) -> bool:
-    return args.get("to") is not None and (args.get("from") or 0) >= args["to"]
-
-
-def _draws(args: Arguments) -> bool:
-    x, n = args["self"], args["num_samples"]
-    if x.dim() == 0 or not x.is_floating_point() or n < 1:
-        return True
-    return x.shape[-1] > 1 << 24 or (not args["replacement"] and n > x.shape[-1])
-
-
-def _source_shape(args: Arguments) -> bool:
-    x, source = args["self"], args["source"]
-    return x.dim() != source.dim()
-
-
-_SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
-    **dict.fromkeys(
-        "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear complex polar".split(),
-        _dtypes_differ,
-    ),
-    **dict.fromkeys(
-        "bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift "
-        "gcd lcm".split(),
-        _floats,
-    ),
-    **dict.fromkeys("convolution convolution_overrideable".split(), _convolution),
-    **dict.fromkeys("max min argmax argmin".split(), _nothing_to_reduce),
-    **dict.fromkeys("abs neg sign floor ceil round trunc relu remainder fmod rsub".split(), _bools),
-    **dict.fromkeys("_softmax _log_softmax std var std_mean var_mean".split(), _no_floats),
-    **dict.fromkeys("index_put _index_put_impl".split(), _put),
-    "fill": _imaginary,
-    "index_select": _index_not_integer,
-    "index_add": _source_shape,
-    "bucketize": lambda args: args["boundaries"].dim() != 1,
-    "masked_scatter": lambda args: args["mask"].dtype is not torch.bool,
-    "random": _range,
-    "multinomial": _draws,
-}
+    def _initialize(self, memory: torch.Tensor) -> None:
+        pass  # all that is read is copied

@@ -7,11 +7,9 @@ local: what a compiled graph or a JAX function computes.
 from __future__ import annotations
 
 import operator
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,16 +17,12 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_core import lowering
 from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
 from tpu_core.recorder import decompose
 from tpu_core.recorder.variants import overload_name, overload_of
-
-# Where the lowerings are that every process loads.
-_LOWERINGS = str(Path(lowering.__file__).parent) + os.sep
 
 
 class LoweringCompute:
@@ -55,7 +49,7 @@ class LoweringCompute:
     @property
     def is_local(self) -> bool:
         """Whether the lowering is of another package, registered in this process alone."""
-        return not self._entry.location.startswith(_LOWERINGS)
+        return self._entry.is_foreign
 
     @property
     def out(self) -> tuple[Any, ...]:
@@ -91,7 +85,7 @@ class GraphCompute:
         UndecomposedOp: The decomposition has an overload without a lowering.
     """
 
-    __slots__ = ("_args", "_graph", "_op", "_out")
+    __slots__ = ("_args", "_default_dtype", "_graph", "_op", "_out")
 
     is_local = False
 
@@ -99,7 +93,13 @@ class GraphCompute:
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], out: tuple[Any, ...]
     ) -> None:
         self._op, self._args, self._out = op, args, out
+        self._default_dtype = torch.get_default_dtype()
         self._graph = decompose.trace(op, args)
+
+    @property
+    def out(self) -> tuple[Any, ...]:
+        """What its results are."""
+        return self._out
 
     def __call__(self, positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
         tensors = [
@@ -115,11 +115,22 @@ class GraphCompute:
         ]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _graph_of_name, (overload_name(self._op), self._args, self._out)
+        name, default = overload_name(self._op), self._default_dtype
+        return _graph_of_name, (name, self._args, self._out, default)
 
 
-def _graph_of_name(op: str, args: tuple[Any, ...], out: tuple[Any, ...]) -> GraphCompute:
-    return GraphCompute(overload_of(op), args, out)
+def _graph_of_name(
+    op: str, args: tuple[Any, ...], out: tuple[Any, ...], default_dtype: torch.dtype
+) -> GraphCompute:
+    # A worker traces with the dtype of the process that recorded the op.
+    before = torch.get_default_dtype()
+    if before == default_dtype:
+        return GraphCompute(overload_of(op), args, out)
+    torch.set_default_dtype(default_dtype)
+    try:
+        return GraphCompute(overload_of(op), args, out)
+    finally:
+        torch.set_default_dtype(before)
 
 
 Compute = LoweringCompute | GraphCompute

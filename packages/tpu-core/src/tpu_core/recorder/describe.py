@@ -4,6 +4,7 @@ extension.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +43,31 @@ _HOST_OPS = frozenset(
 # Numbers that hardly ever change are constants of the programs until they do. As run-time inputs,
 # each at a place of its own, they would make each layer's normalisation another kernel.
 _STEADY = frozenset({"eps", "momentum"})
-_PRECISION_FAMILIES = frozenset({"matmul", "convolution", "attention", "linalg", "distance", "rnn"})
+_TINY = math.ulp(0.0)
+# What PyTorch's kernels ask of number arguments: the least and the most that they take, or the
+# argument that is the most.
+_BOUNDS: dict[str, dict[str, tuple[float, float | str]]] = {
+    **dict.fromkeys(
+        ("bernoulli_.float", "bernoulli.p", "native_dropout.default"), {"p": (0.0, 1.0)}
+    ),
+    **dict.fromkeys(
+        (
+            *("normal_.default", "normal.Tensor_float", "normal.float_float"),
+            *("normal_functional.default", "normal.out"),
+        ),
+        {"std": (0.0, math.inf)},
+    ),
+    "uniform_.default": {"from": (-math.inf, "to")},
+    "exponential_.default": {"lambd": (_TINY, math.inf)},
+    "geometric_.default": {"p": (_TINY, math.nextafter(1.0, 0.0))},
+    "log_normal_.default": {"std": (_TINY, math.inf)},
+    "cauchy_.default": {"sigma": (_TINY, math.inf)},
+    "rrelu_with_noise.default": {"lower": (-math.inf, "upper")},
+    "rrelu_with_noise_.default": {"lower": (-math.inf, "upper")},
+}
+_PRECISION_FAMILIES = frozenset(
+    {"matmul", "convolution", "attention", "linalg", "distance", "rnn", "grouped_mm", "int4"}
+)
 
 
 def _policy(argument: Any) -> int:
@@ -93,6 +118,14 @@ def takes_scalars(op: torch._ops.OpOverload, entry: Lowering | None) -> bool:
     return torch.Tag.pointwise in op.tags
 
 
+def _has_products(entry: Lowering | None) -> bool:
+    """Whether the float32 matmul precision may decide what an op computes."""
+    if entry is None:
+        return False
+    # Ops of other packages stand for whole graphs.
+    return entry.family in _PRECISION_FAMILIES or not entry.op.startswith(("aten.", "tpu."))
+
+
 def alike(values: Sequence[Any]) -> bool:
     """Whether a list holds one number several times; the extension then lifts it once."""
     kinds = {type(v) for v in values}
@@ -105,6 +138,18 @@ def overload(name: str, overload_name: str) -> torch._ops.OpOverload:
     """The overload object of a qualified name (``"aten::add"``, ``"Tensor"``)."""
     namespace, packet = name.split("::")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload_name or "default")
+
+
+def bounds(op: torch._ops.OpOverload) -> list[tuple[int, float, float, int]]:
+    """Bounds of numbers: position, least, most, and the argument that is the most or -1."""
+    asked = _BOUNDS.get(overload_name(op).removeprefix("aten."), {})
+    places = {a.name: i for i, a in enumerate(op._schema.arguments)}
+    return [
+        (places[name], least, math.inf, places[most])
+        if isinstance(most, str)
+        else (places[name], least, most, -1)
+        for name, (least, most) in asked.items()
+    ]
 
 
 def describe(name: str, overload_name_: str) -> dict[str, Any]:
@@ -122,7 +167,6 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
             handler = fallback.run_on_cpu
     if returns is None and handler is None:
         handler = fallback.run_on_cpu
-    family = entry.family if entry else ""
     static = entry.static if entry else frozenset()
     policies = [_policy(a) for a in arguments]
     return {
@@ -134,11 +178,13 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
         "writes": [a.name in written for a in arguments],
         "write_only": is_out_variant(op) or overload_name(op) in OVERWRITING,
         "returns": returns or [],
+        "bounds": bounds(op),
         "random": bool(entry and entry.random) or (decomposed and meta.is_random(op)),
         "chance": entry.chance[0] if entry and entry.chance else -1,
         "scalar_operands": takes_scalars(op, entry),
         "host_operands": bool(entry and entry.op in _HOST_OPS),
-        "precision": decomposed or family in _PRECISION_FAMILIES,
+        "jax_settings": bool(entry and entry.identity),
+        "precision": decomposed or _has_products(entry),
         "wide_numbers": overload_name(op) == "tpu.arange_.default",
         "handler": handler,
     }

@@ -13,11 +13,20 @@ from tpu_core.config import config
 from tpu_core.errors import FallbackError, FallbackWarning, UnsupportedOpError
 from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
+from tpu_core.recorder.complaints import Copies
 from tpu_core.recorder.variants import overload_name, written_arguments
 
 
-def run_on_cpu(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
+def run_on_cpu(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], target: torch._ops.OpOverload | None = None
+) -> Any:
     """Run ``op`` on CPU copies of its arguments.
+
+    Args:
+        op: The overload that was called.
+        args: Its arguments.
+        target: The overload that the CPU has in its place; a call that it refuses raises its error
+            even where fallbacks are errors.
 
     Raises:
         FallbackError: ``TPU_FALLBACK=error``.
@@ -26,37 +35,57 @@ def run_on_cpu(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
     name = overload_name(op)
     policy = config().fallback
     line = _C.user_line() or None
-    if policy == "error":
-        raise FallbackError(f"{name} has no lowering and TPU_FALLBACK=error.", line=line)
+    lacking = FallbackError(f"{name} has no lowering and TPU_FALLBACK=error.", line=line)
+    if policy == "error" and target is None:
+        raise lacking
     started = time.perf_counter()
     try:
-        result = compute_on_host(op, args, reason="fallback")
+        result = compute_on_host(op, args, reason="fallback", target=target)
     except NotImplementedError as error:
+        if target is not None:
+            raise
         raise UnsupportedOpError(
             f"{name} has no lowering, no decomposition and no CPU kernel.", line=line
         ) from error
+    if policy == "error":
+        raise lacking
     seconds = time.perf_counter() - started
     if METRICS.fallback(name, line, seconds) and policy == "warn":
+        reason = "has no lowering for device 'tpu' and" if target is None else "of this kind"
         warning = FallbackWarning(
-            f"{name} has no lowering for device 'tpu' and runs on the CPU "
-            f"({seconds * 1e3:.1f} ms this time, copies included).",
+            f"{name} {reason} runs on the CPU ({seconds * 1e3:.1f} ms this time, copies included).",
             line=line,
         )
         warn_at(line, warning)
     return result
 
 
-def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: str) -> Any:
-    """Copy tensor arguments to the CPU, call ``op`` there, copy results and mutations back."""
+def compute_on_host(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    reason: str,
+    target: torch._ops.OpOverload | None = None,
+) -> Any:
+    """Copy tensor arguments to the CPU, call ``op`` there, copy results and mutations back.
+
+    Args:
+        op: The overload that was called.
+        args: Its arguments.
+        reason: Counted with the host syncs.
+        target: The overload that the CPU has in its place.
+    """
     schema = op._schema.arguments
     device = next(
         (x.device for x in torch.utils._pytree.tree_leaves(args) if _ours(x)),
         torch.device("tpu", _C.current_device()),
     )
 
+    # Copies have the geometry of the originals and share memory as they do: PyTorch checks both.
+    twin = Copies(lambda x: _C.read_tensor(x, reason))
+
     def to_host(x: Any) -> Any:
         if _ours(x):
-            return _C.read_tensor(x, reason).clone()
+            return twin(x)
         if isinstance(x, torch.device):
             return torch.device("cpu")
         return x
@@ -65,12 +94,15 @@ def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: st
     for i, a in enumerate(schema):
         if "Generator" in str(a.type) and copies[i] is not None:
             copies[i] = _host_generator(args[i])
+        elif str(a.type) == "Tensor" and isinstance(copies[i], (bool, int, float, complex)):
+            if not (isinstance(copies[i], int) and copies[i] >> 63 not in (0, -1)):
+                copies[i] = _number_as_tensor(copies[i], copies)
     positional = [v for a, v in zip(schema, copies) if not a.kwarg_only]
     keywords = {a.name: v for a, v in zip(schema, copies) if a.kwarg_only}
     for a in schema:
         if "device" == a.name and a.kwarg_only:
             keywords["device"] = torch.device("cpu")
-    result = op(*positional, **keywords)
+    result = (target or op)(*positional, **keywords)
 
     originals: dict[int, torch.Tensor] = {}
     written = set(written_arguments(op))
@@ -90,6 +122,13 @@ def compute_on_host(op: torch._ops.OpOverload, args: tuple[Any, ...], reason: st
         return x
 
     return tree_map(to_device, result)
+
+
+def _number_as_tensor(number: complex, operands: list[Any]) -> torch.Tensor:
+    """A number that PyTorch had wrapped in a tensor, as the CPU wraps it for these operands."""
+    double = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in operands)
+    with_fraction = isinstance(number, float) and double
+    return torch.tensor(number, dtype=torch.float64 if with_fraction else None)
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:

@@ -17,9 +17,10 @@ from tpu_core import _C
 from tpu_core.device import sparse
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder import int4
-from tpu_core.recorder.complaints import Twins, complain, suspicious
+from tpu_core.recorder.complaints import Twins, check, doubt
 from tpu_core.recorder.grouped import grouped_mm
 from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
+from tpu_core.recorder.suspicions import passed, suspicious
 from tpu_core.recorder.variants import overload_name
 
 # Overloads without a meta function whose outputs are those of another overload.
@@ -96,6 +97,14 @@ def _has_structured_kernel(name: str) -> bool:
     )
 
 
+def _writes_nothing(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether an index is empty: the structured kernel's meta function selects row 0 of it."""
+    if op._schema.name.rstrip("_") not in ("aten::index_add", "aten::index_reduce"):
+        return False
+    x, _, index, source = args[:4]
+    return 0 in (index.numel(), x.numel(), source.numel())
+
+
 def _wrap(argument: torch._C.Argument, value: Any) -> Any:
     """``value``, or what a number becomes where the schema wants a tensor: ``x + 2``."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
@@ -154,7 +163,8 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         Its result, and the meta arguments (an ``out=`` one is resized by the call).
 
     Raises:
-        Whatever PyTorch raises for these arguments, in PyTorch's words.
+        Refused: PyTorch refuses these arguments on the CPU too, whose words users know.
+        Exception: What the meta function raises for an op that the CPU does not have.
     """
     schema = op._schema.arguments
     with _disable_current_modes(), torch.no_grad():
@@ -179,7 +189,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
                 result = special(*positional)
             elif (kinds := distinct_items(op, positional)) is not None:
                 result = _of_each(target, positional, keywords, kinds)
-            elif _has_structured_kernel(target.name()):
+            elif _has_structured_kernel(target.name()) and not _writes_nothing(op, args):
                 wrapped = [*map(_wrap, target._schema.arguments, positional)]
                 with _GeometryAlone() if _is_checked(op, args) else nullcontext():
                     result = target.redispatch(_ANY_BACKEND, *wrapped, **keywords)
@@ -188,10 +198,11 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         except NotImplementedError:
             raise
         except Exception:
-            complain(op, target, args)
+            doubt(op, target, args)
             raise
         if suspicious(op, args):
-            complain(op, target, args)
+            check(op, target, args)
+            passed(op, args)
     return result, twins
 
 
@@ -199,6 +210,13 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
     mask = rest[-1]
     bias = grad.new_empty(grad.size(1))
     return tuple(torch.empty_like(t) if m else None for t, m in zip((x, weight, bias), mask))
+
+
+def _lstm_cell(gates: Any, hidden: Any, cx: Any, *biases: Any) -> Any:
+    """That of PyTorch fails without biases; with them it checks their sizes."""
+    if None not in biases:
+        return torch.ops.aten._thnn_fused_lstm_cell.default(gates, hidden, cx, *biases)
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates.new_empty(gates.shape)
 
 
 def _gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, *_: Any) -> Any:
@@ -293,6 +311,7 @@ def _like(index: int) -> Any:
 
 _SPECIAL = {
     "aten.convolution_backward_overrideable.default": _convolution_backward,
+    "aten._thnn_fused_lstm_cell.default": _lstm_cell,
     "aten._thnn_fused_gru_cell.default": _gru_cell,
     "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
     "aten.native_batch_norm.default": _batch_norm,

@@ -15,10 +15,16 @@ from tpu_core.lowering.implementations import choices
 from tpu_core.lowering.precision import precision_name
 from tpu_core.lowering.registry import Lowering
 from tpu_core.lowering.views import Access
-from tpu_core.recorder import compute, data_dependent, decompose, fallback, plan
+from tpu_core.pjrt import jax_settings
+from tpu_core.pjrt.jax_settings import JaxSettings
+from tpu_core.recorder import compute, data_dependent, decompose, fallback, plan, trial
+from tpu_core.recorder.complaints import Refused
+from tpu_core.recorder.dynamic_arguments import sizes_of
 from tpu_core.recorder.meta import MetaTensors, is_random, run_meta
 from tpu_core.recorder.variants import (
     OVERWRITING,
+    fill_and_mutate,
+    fills_and_mutates,
     functional,
     is_out_variant,
     lowering_of,
@@ -117,8 +123,14 @@ def miss(
     entry = lowering_of(op)
     if (dynamic := data_dependent.needs_python(op, args)) is not None:
         return PYTHON, dynamic, (), (), ()
+    if any(isinstance(a, int) and a >= 1 << 63 for a in args):
+        return PYTHON, Refused(op).run, (), (), ()  # no number travels in 64 bits without a sign
+    if entry is not None and fills_and_mutates(op):
+        return PYTHON, fill_and_mutate, (), (), ()
     try:
         result, twins = run_meta(op, args)
+    except Refused as refused:
+        return PYTHON, refused.run, (), (), ()
     except NotImplementedError:
         if entry is None:
             return PYTHON, fallback.run_on_cpu, (), (), ()
@@ -186,6 +198,8 @@ def miss(
         except decompose.UndecomposedOp:
             return PYTHON, fallback.run_on_cpu, (), (), ()
         random = is_random(op)
+    settings = jax_settings.in_force() if entry is not None and entry.identity else None
+    identity = _identity(entry, args, settings)
     node = plan.NodePlan(
         overload_name(op),
         template,
@@ -196,14 +210,23 @@ def miss(
         random,
         precision_name(),
         choices(),
+        sizes_of(op),
+        identity,
+        torch.get_default_dtype(),
+        settings,
     )
-    return RECORD, node, fresh, lists, constants, _identity(entry, args)
+    if not trial.lowers(node, packs):
+        return PYTHON, Refused(op).run, (), (), ()
+    return RECORD, node, fresh, lists, constants, identity
 
 
-def _identity(entry: Lowering | None, args: tuple[Any, ...]) -> str:
-    if entry is None or entry.identity is None:
+def _identity(entry: Lowering | None, args: tuple[Any, ...], settings: JaxSettings | None) -> str:
+    if entry is None:
         return ""
-    return entry.identity(*(_aval(a) if _holds_tensors(a) else a for a in args))
+    if entry.identity is None:
+        return entry.source() if entry.is_foreign else ""
+    with jax_settings.as_recorded(settings):
+        return entry.identity(*(_aval(a) if _holds_tensors(a) else a for a in args))
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -259,7 +282,7 @@ def _template(
         nonlocal index
         if not isinstance(t, torch.Tensor):  # a number that PyTorch had wrapped in a tensor
             return plan.Number() if isinstance(t, (int, float)) and not isinstance(t, bool) else t
-        if t.device.type == "cpu" and t.dim() == 0 and scalars:
+        if t.device.type == "cpu" and t.dim() == 0 and scalars and not t.is_complex():
             return plan.Number(to_numpy_dtype(t.dtype))
         if is_written and overwrites:
             return plan.written(plan.Blank(_aval(t)))

@@ -8,13 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from tpu_core.lowering import views
-from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.dtypes import cast, default_dtype_of
 from tpu_core.lowering.implementations import Choices, as_recorded
 from tpu_core.lowering.precision import precision
 from tpu_core.lowering.random import derive_key
 from tpu_core.lowering.views import Access
+from tpu_core.pjrt import jax_settings
+from tpu_core.pjrt.jax_settings import JaxSettings
 from tpu_core.recorder.compute import Compute
 
 
@@ -69,11 +72,16 @@ class NodePlan:
         random: Whether the last four numbers are the seed and offset words.
         precision: Name of the float32 matmul precision in force when the node was recorded.
         choices: Implementations that the user had chosen then.
+        sizes: Names of the arguments that are sizes: in another recording of the same program they
+            may differ. Any other is part of what the program is keyed by.
+        identity: Text that says what is computed where op and arguments do not.
+        default_dtype: PyTorch's default dtype when the node was recorded.
+        jax_settings: JAX's settings then, where the op computes a JAX function of the user's.
     """
 
     __slots__ = (
-        *("choices", "compute", "op", "order", "precision", "random", "reads", "template"),
-        "writes",
+        *("choices", "compute", "default_dtype", "identity", "jax_settings", "op", "order"),
+        *("precision", "random", "reads", "sizes", "template", "writes"),
     )
 
     def __init__(
@@ -87,6 +95,10 @@ class NodePlan:
         random: bool,
         precision: str,
         choices: Choices = (),
+        sizes: frozenset[str] = frozenset(),
+        identity: str = "",
+        default_dtype: torch.dtype = torch.float32,
+        jax_settings: JaxSettings | None = None,
     ) -> None:
         self.op = op
         self.template = template
@@ -97,6 +109,10 @@ class NodePlan:
         self.random = random
         self.precision = precision
         self.choices = choices
+        self.sizes = sizes
+        self.identity = identity
+        self.default_dtype = default_dtype
+        self.jax_settings = jax_settings
 
     def lower(self, operands: Sequence[jax.Array], numbers: Iterator[Any]) -> list[jax.Array]:
         """The node's outputs, new tensors first, then the new values of written storages.
@@ -111,7 +127,12 @@ class NodePlan:
         key = (
             derive_key(*(cast(next(numbers), np.uint32) for _ in range(4))) if self.random else None
         )
-        with precision(self.precision), as_recorded(self.choices):
+        with (
+            precision(self.precision),
+            as_recorded(self.choices),
+            default_dtype_of(self.default_dtype),
+            jax_settings.as_recorded(self.jax_settings),
+        ):
             results = self.compute(positional, keywords, key)
         outputs = [results[i] for i in self.order]
         fresh = len(outputs) - len(self.writes)

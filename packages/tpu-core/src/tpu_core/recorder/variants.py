@@ -62,6 +62,31 @@ def is_out_variant(op: torch._ops.OpOverload) -> bool:
     return any(a.is_out for a in op._schema.arguments)
 
 
+def fills_and_mutates(op: torch._ops.OpOverload) -> bool:
+    """Whether an overload has ``out=`` arguments and mutates others."""
+    outs = [a.name for a in op._schema.arguments if a.is_out]
+    return bool(outs) and outs != written_arguments(op)
+
+
+def fill_and_mutate(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Call such an overload by its functional one: results, then values of mutated arguments."""
+    target = functional(op)
+    assert target is not None
+    schema, written = op._schema.arguments, written_arguments(op)
+    outs = [x for a, x in zip(schema, args) if a.is_out]
+    mutated = [x for a, x in zip(schema, args) if a.name in written and not a.is_out]
+    results = target(*(x for a, x in zip(schema, args) if not a.is_out))
+    for t, result in zip((*outs, *(x for x in mutated if x is not None)), results):
+        if t.dtype != result.dtype:
+            raise RuntimeError(
+                f"Expected out tensor to have dtype {result.dtype}, but got {t.dtype} instead"
+            )
+        if t.shape != result.shape:
+            t.resize_(result.shape)
+        t.copy_(result)
+    return tuple(outs)
+
+
 def _key(op: torch._ops.OpOverload, without: frozenset[str] = frozenset()) -> tuple[Any, ...]:
     return tuple((a.name, str(a.real_type)) for a in op._schema.arguments if a.name not in without)
 
@@ -162,6 +187,11 @@ _NATIVE = frozenset(
 
 # Composites with a derivative formula, which an override for the device keeps.
 _DIFFERENTIABLE = frozenset({"aten::_fused_rms_norm"})
+
+
+def has_own_kernel(op: torch._ops.OpOverload) -> bool:
+    """Whether the extension has a kernel of the overload, which records no op of that name."""
+    return op.name() in _NATIVE
 
 
 def _is_ours(op: torch._ops.OpOverload) -> bool:

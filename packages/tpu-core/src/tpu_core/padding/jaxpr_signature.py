@@ -1,0 +1,144 @@
+"""Signature of a jaxpr: a digest of its form, and the numbers in it with their dtypes.
+
+Two traces of an op at different sizes have one form and different numbers, or are different
+programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.export import is_symbolic_dim
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+# Digest of the form, the dtype of each number ("int" for a parameter), and the numbers.
+Signature = tuple[str, tuple[str, ...], tuple[float, ...]]
+
+
+def signature(traced: ClosedJaxpr) -> Signature:
+    """The signature of a trace, without the numbers that rules work out from result sizes.
+
+    Example:
+        >>> signature(jax.make_jaxpr(lambda x: x * 2)(jnp.zeros(3)))
+        ('0c7d...', ('float32', 'int', 'int'), (2.0, 3, ...))
+    """
+    return _written(_Writer(_DERIVED, functions=False), traced)
+
+
+def exact_signature(traced: ClosedJaxpr | Jaxpr) -> Signature:
+    """The signature of a jaxpr with every parameter; equal in this process alone."""
+    return _written(_Writer({}, functions=True), traced)
+
+
+def _written(writer: _Writer, traced: ClosedJaxpr | Jaxpr) -> Signature:
+    writer.value(traced)
+    form = hashlib.sha256("|".join(writer.form).encode()).hexdigest()
+    return form, tuple(writer.dtypes), tuple(writer.numbers)
+
+
+Reader = Callable[[Any], Any]
+
+
+class _Writer:
+    """Takes a trace apart into its form and its numbers.
+
+    Args:
+        derived: By primitive and parameter, the part of it that is read.
+        functions: Whether functions among the parameters count, by identity: rules of derivatives
+            and the like are new objects in each trace.
+    """
+
+    def __init__(self, derived: dict[tuple[str, str], Reader], functions: bool) -> None:
+        self.form: list[str] = []
+        self.dtypes: list[str] = []
+        self.numbers: list[float] = []
+        self._derived = derived
+        self._functions = functions
+
+    def _number(self, value: Any, dtype: str) -> None:
+        self.form.append(f"number {dtype}")
+        self.dtypes.append(dtype)
+        self.numbers.append(value)
+
+    def closed(self, traced: ClosedJaxpr) -> None:
+        for value in traced.consts:
+            array = np.asarray(value)
+            self.form.append(
+                f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
+            )
+        self.jaxpr(traced.jaxpr)
+
+    def jaxpr(self, jaxpr: Jaxpr) -> None:
+        names: dict[Any, int] = {}
+        for variable in (*jaxpr.constvars, *jaxpr.invars):
+            names[variable] = len(names)
+        for eqn in jaxpr.eqns:
+            self.form.append(eqn.primitive.name)
+            for atom in eqn.invars:
+                self.atom(atom, names)
+            for name, value in sorted(eqn.params.items()):
+                self.form.append(name)
+                self.value(self._derived.get((eqn.primitive.name, name), _whole)(value))
+            for variable in eqn.outvars:
+                names[variable] = len(names)
+                aval: Any = variable.aval
+                self.form.append(str(aval.dtype))
+                self.value(aval.shape)
+        for atom in jaxpr.outvars:
+            self.atom(atom, names)
+
+    def atom(self, atom: Any, names: dict[Any, int]) -> None:
+        if not isinstance(atom, Literal):
+            self.form.append(str(names[atom]))
+        elif np.ndim(atom.val) == 0 and np.asarray(atom.val).dtype.kind in "iuf":
+            self._number(np.asarray(atom.val).item(), str(atom.aval.dtype))  # type: ignore[attr-defined]
+        else:
+            self.form.append(repr(atom.val))
+
+    def value(self, value: Any) -> None:
+        if isinstance(value, ClosedJaxpr):
+            self.closed(value)
+        elif isinstance(value, Jaxpr):
+            self.jaxpr(value)
+        elif isinstance(value, (bool, str)) or value is None:
+            self.form.append(str(value))
+        elif isinstance(value, (int, np.integer)):
+            self._number(int(value), "int")
+        elif is_symbolic_dim(value):
+            self._number(value, "int")
+        elif isinstance(value, (float, np.floating)):
+            self._number(float(value), "float64")
+        elif isinstance(value, (tuple, list)):
+            self.form.append(f"{type(value).__name__}{len(value)}")
+            for v in value:
+                self.value(v)
+        elif isinstance(value, type):
+            self.form.append(f"{value.__module__}.{value.__qualname__}")
+        elif callable(value):
+            self.form.append(f"function {id(value)}" if self._functions else "function")
+        else:
+            self.form.append(type(value).__name__ if _has_address(value) else repr(value))
+
+
+def _has_address(value: Any) -> bool:
+    return type(value).__repr__ is object.__repr__
+
+
+def _whole(value: Any) -> Any:
+    return value
+
+
+def _starts(padding: Any) -> Any:
+    return [low for low, *_ in padding]
+
+
+# The parts of parameters that rules read; the rest follows from the sizes of the result.
+_DERIVED: dict[tuple[str, str], Reader] = {
+    ("conv_general_dilated", "padding"): _starts,
+    ("pad", "padding_config"): lambda config: [(low, inner) for low, _, inner in config],
+    ("slice", "limit_indices"): lambda _: None,
+    **{(f"reduce_window{kind}", "padding"): _starts for kind in ("", "_sum", "_max", "_min")},
+}

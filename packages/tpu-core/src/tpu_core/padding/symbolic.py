@@ -1,0 +1,101 @@
+"""Proofs that a program holds for each size, from a trace with symbolic dims.
+
+In a trace with JAX's symbolic dims an integer is a function of the sizes because it was computed
+from them. Where its signature says what the recordings say, no other size need be traced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import export
+from jax.extend.core import ClosedJaxpr
+
+from tpu_core.padding.jaxpr_signature import Signature, signature
+from tpu_core.padding.sizes import Fit, Known, Size, Unpaddable
+
+logger = logging.getLogger("tpu_core")
+
+_SMALLEST = 2
+# Traces of single sizes, where there is none with symbolic dims: a few milliseconds each.
+_MOST_TRACES = 512
+
+
+def require_for_all_sizes(
+    trace: Callable[[Sequence[Any]], ClosedJaxpr],
+    fit: Fit,
+    samples: Sequence[ClosedJaxpr],
+    bounds: Sequence[int],
+) -> None:
+    """Require that the traces of all sizes are what the samples say.
+
+    Args:
+        trace: The function as JAX traces it for given sizes.
+        fit: The samples' sizes, which are its symbols.
+        samples: Traces of some sizes.
+        bounds: The largest value of each size.
+
+    Raises:
+        Unpaddable: Neither a trace with symbolic dims nor those of all sizes show it.
+    """
+    form, expected = _expected(fit, [signature(t) for t in samples])
+    if _holds_symbolically(trace, form, expected, bounds):
+        return
+    sizes = [range(_SMALLEST, bound + 1) for bound in bounds]
+    if math.prod(len(s) for s in sizes) > _MOST_TRACES:
+        raise Unpaddable(
+            "its ops cannot be traced with symbolic dims, and the bounds of its sizes "
+            f"({', '.join(map(str, bounds))}) are too many sizes to trace each"
+        )
+    for values in itertools.product(*sizes):
+        found, _, numbers = signature(trace(values))
+        if found != form or not all(k.holds(n, values) for k, n in zip(expected, numbers)):
+            raise Unpaddable(f"its ops at sizes {', '.join(map(str, values))} are others")
+
+
+def _expected(fit: Fit, signatures: Sequence[Signature]) -> tuple[str, list[Known]]:
+    form, dtypes, _ = signatures[0]
+    if any(other != form for other, _, _ in signatures):
+        raise Unpaddable("its ops depend on a size")
+    expected = []
+    for seen, dtype in zip(zip(*(numbers for _, _, numbers in signatures)), dtypes):
+        known = fit.follow(seen, "int64" if dtype == "int" else dtype)
+        if known is None:
+            raise Unpaddable(f"a number that was {', '.join(map(str, seen))} follows no size")
+        expected.append(known)
+    return form, expected
+
+
+def _holds_symbolically(
+    trace: Callable[[Sequence[Any]], ClosedJaxpr],
+    form: str,
+    expected: Sequence[Known],
+    bounds: Sequence[int],
+) -> bool:
+    names = [f"n{i}" for i in range(len(bounds))]
+    ranges = [f"{n} >= {_SMALLEST}" for n in names]
+    ranges += [f"{n} <= {max(bound, _SMALLEST)}" for n, bound in zip(names, bounds)]
+    dims = export.symbolic_shape(",".join(names), constraints=ranges)
+    try:
+        found, _, numbers = signature(trace(dims))
+        return found == form and all(_is(n, k, dims) for n, k in zip(numbers, expected))
+    except Exception as error:  # whatever a lowering makes of a dim that is no integer
+        logger.debug("no trace with symbolic dims: %s", error)
+        return False
+
+
+def _is(number: Any, known: Known, dims: Sequence[Any]) -> bool:
+    if known.size is None:
+        return not export.is_symbolic_dim(number) and known.holds(number, ())
+    return known.numerator is None and bool(number == _expression(known.size, dims))
+
+
+def _expression(size: Size, dims: Sequence[Any]) -> Any:
+    expression: Any = size.scale
+    for symbol in size.symbols:
+        expression = expression * dims[symbol]
+    return expression + size.offset

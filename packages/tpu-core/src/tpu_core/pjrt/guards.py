@@ -1,0 +1,136 @@
+"""Guards against algebra of XLA that is not that of machine numbers.
+
+XLA takes the square and the absolute value of an integer for non-negative, though both wrap. It
+folds pairs of functions as if nothing overflowed between them: ``log(exp(x))`` becomes ``x``,
+``sqrt(x * x)`` becomes ``abs(x)``. It multiplies by the reciprocal of a number in place of dividing
+by it, so that ``x / 41`` is not 1 where ``x`` is 41.
+
+Here integers are multiplied as unsigned ones, and the bits of a float that XLA must not look
+through are combined with others twice. LLVM, which folds nothing of floats, takes that away again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
+
+# Functions whose result must not be folded into the one that takes it: (taker, operand): makers.
+_FOLDED = {
+    ("stablehlo.log", 0): {"exponential", "power"},
+    ("stablehlo.sqrt", 0): {"multiply", "power"},
+    ("stablehlo.rsqrt", 0): {"multiply", "power", "divide"},
+    ("stablehlo.power", 0): {"exponential", "power", "sqrt"},
+    ("stablehlo.multiply", 0): {"exponential"},
+    ("stablehlo.divide", 0): {"divide"},
+    ("stablehlo.divide", 1): {
+        "divide",
+        "exponential",
+        "power",
+        "sqrt",
+        "constant",
+        "broadcast_in_dim",
+    },
+}
+
+
+def walk(module: ir.Module, change: Callable[[Any], None]) -> None:
+    """Call ``change`` with every operation that the module has when the walk begins."""
+    found = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+        for op in found:
+            change(op)
+
+
+def guard(module: ir.Module, widest: int) -> None:
+    """Keep XLA from folding what machine numbers do not allow, in place.
+
+    Args:
+        module: StableHLO.
+        widest: Bits of the widest floats whose bits the platform can take.
+    """
+    walk(module, functools.partial(_guard, widest=widest))
+
+
+def _guard(op: Any, widest: int) -> None:
+    if op.name == "stablehlo.multiply" and _is_signed(op.results[0].type):
+        _multiply_bits(op)
+    elif op.name == "stablehlo.abs" and _is_signed(op.results[0].type):
+        _abs_by_bits(op)
+    else:
+        for i, operand in enumerate(op.operands):
+            makers = _FOLDED.get((op.name, i))
+            element = _element(operand.type)
+            if element is None or element.width > widest or makers is None:
+                continue
+            if _is_made_by(operand, makers):
+                with ir.InsertionPoint(op), op.location:
+                    op.operands[i] = _hidden(operand, op.operands[0])
+
+
+def _is_made_by(value: Any, makers: set[str]) -> bool:
+    maker = value.owner
+    if not isinstance(maker, ir.Operation | ir.OpView):  # an argument
+        return False
+    if maker.operation.name == "stablehlo.broadcast_in_dim":
+        source = ir.RankedTensorType(maker.operation.operands[0].type)
+        return "broadcast_in_dim" in makers and math.prod(source.shape) == 1
+    return maker.operation.name.removeprefix("stablehlo.") in makers
+
+
+def _element(kind: ir.Type) -> ir.FloatType | None:
+    """The element type of a tensor of floats."""
+    if not isinstance(kind, ir.RankedTensorType):
+        return None
+    element = kind.element_type
+    return element if isinstance(element, ir.FloatType) else None
+
+
+def _is_signed(kind: ir.Type) -> bool:
+    if not isinstance(kind, ir.RankedTensorType):
+        return False
+    element = kind.element_type
+    return isinstance(element, ir.IntegerType) and element.is_signless and element.width > 1
+
+
+def _hidden(value: Any, other: Any) -> Any:
+    kind = ir.RankedTensorType(value.type)
+    integer = ir.IntegerType.get_signless(ir.FloatType(kind.element_type).width)
+    bits = ir.RankedTensorType.get(kind.shape, integer)
+    # Of another operand, so that a divisor is no longer the same number everywhere.
+    mask = hlo.bitcast_convert(bits, other)
+    flipped = hlo.xor(hlo.xor(hlo.bitcast_convert(bits, value), mask), mask)
+    return hlo.bitcast_convert(kind, flipped)
+
+
+def _multiply_bits(op: Any) -> None:
+    kind = ir.RankedTensorType(op.results[0].type)
+    with ir.InsertionPoint(op), op.location:
+        unsigned = ir.IntegerType.get_unsigned(ir.IntegerType(kind.element_type).width)
+        bits = ir.RankedTensorType.get(kind.shape, unsigned)
+        x, y = (hlo.convert(bits, x) for x in op.operands)
+        product = hlo.convert(kind, hlo.multiply(x, y))
+    op.results[0].replace_all_uses_with(product)
+    op.erase()
+
+
+def _abs_by_bits(op: Any) -> None:
+    kind = ir.RankedTensorType(op.results[0].type)
+    with ir.InsertionPoint(op), op.location:
+        (x,) = op.operands
+        last = ir.IntegerAttr.get(kind.element_type, ir.IntegerType(kind.element_type).width - 1)
+        bits = hlo.constant(ir.DenseElementsAttr.get_splat(kind, last))
+        sign = hlo.shift_right_arithmetic(x, bits)
+        size = hlo.subtract(hlo.xor(x, sign), sign)
+    op.results[0].replace_all_uses_with(size)
+    op.erase()

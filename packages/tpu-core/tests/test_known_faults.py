@@ -1,0 +1,213 @@
+"""Known faults of platforms: the table, its canaries, and what avoids the faults."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+
+from interpreter import clean
+from tpu_core.cli import fault_checks
+from tpu_core.pjrt import canaries, known_faults
+from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.known_faults import FAULTS
+
+ALL = "DOT,ELTWISE,REDUCE,INDIVIDUAL_DOT,INDIVIDUAL_CONVOLUTION"
+EVERY_YNN = "--xla_cpu_experimental_ynn_fusion_type=" + ",".join(
+    f"LIBRARY_FUSION_TYPE_{kind}" for kind in ALL.split(",")
+)
+
+
+def test_each_canary_is_of_one_fault():
+    assert sorted(f.name for f in FAULTS if f.has_canary) == sorted(canaries.CANARIES)
+    assert len({f.name for f in FAULTS}) == len(FAULTS)
+
+
+def test_what_is_avoided_computes_right_and_nothing_else_does():
+    """An entry whose fault has gone has to leave the table."""
+    faults = {f.name: f for f in known_faults.applying("cpu") if f.has_canary}
+    wrong = dict(canaries.run(faults))
+    assert wrong.keys() == faults.keys()
+    for name, fault in faults.items():
+        assert (wrong[name] is None) == (fault.avoided_by is not None), (name, wrong[name])
+
+
+def test_canaries_see_what_is_not_avoided(monkeypatch):
+    """Options that the user names are left alone; a canary that ends its process ends no other."""
+    monkeypatch.setenv("XLA_FLAGS", f"{EVERY_YNN} --xla_allow_excess_precision=true")
+    names = ["reduction-of-many-dims", "reduction-of-many-rows", "roundings-are-elided"]
+    checks = [c for c in fault_checks.check_known_faults() if c.name in names]
+    assert [c.status for c in checks] == ["broken"] * 3
+    crash, rows, roundings = (c.value for c in checks)
+    assert "ended by signal 11" in crash
+    assert "1071645696.0" in rows
+    assert "[1.0] instead of [0.0]" in roundings
+    assert all("XLA_FLAGS" in c.remedy for c in checks)
+
+
+@pytest.mark.parametrize(
+    ("version", "has"), [("0.10.1", False), ("0.10.2", True), ("0.11.1", True), ("0.12.0.1", False)]
+)
+def test_options_follow_the_release(monkeypatch, version, has):
+    monkeypatch.setattr(known_faults, "installed", lambda name: version)
+    known_faults.applying.cache_clear()
+    try:
+        names = [name for name, _ in known_faults.compile_options("cpu")]
+        assert ("xla_cpu_experimental_ynn_fusion_type" in names) == has
+        assert names.count("xla_disable_hlo_passes") == 1
+        assert known_faults.compile_options("tpu") == ()
+    finally:
+        known_faults.applying.cache_clear()
+
+
+def test_options_are_in_the_keys_of_programs(monkeypatch):
+    backend = jax.devices("cpu")[0].client
+    plain = pjrt._version(backend)
+    assert "xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT" in plain
+    monkeypatch.setattr(known_faults, "compile_options", lambda platform: ())
+    assert "ynn" not in pjrt._version(backend)
+
+
+def _module(function, *arguments):
+    with jax.enable_x64(True):
+        return pjrt.module_text(pjrt.module_bytes(jax.jit(function).lower(*arguments)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
+def test_products_are_of_float32(dtype):
+    a = jax.ShapeDtypeStruct((4, 4), dtype)
+    text = _module(lambda a, b: jnp.dot(a, b), a, a)
+    (dot,) = (line for line in text.splitlines() if "dot_general" in line)
+    assert "(tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>" in dot
+
+
+def test_only_what_xla_would_fold_is_hidden():
+    x = jax.ShapeDtypeStruct((4,), jnp.float32)
+    rows = jax.ShapeDtypeStruct((4, 1), jnp.float32)
+    assert "xor" in _module(lambda x: jnp.log(jnp.exp(x)), x)
+    assert "xor" in _module(lambda x: x / 41, x)
+    assert "xor" not in _module(lambda x, y: jnp.log(x) * y + x / y, x, x)
+    assert "xor" not in _module(lambda x, y: x / y, x, rows)
+    assert "xor" not in _module(lambda x: x * x < 0, x)
+
+
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_wrap(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, info.max, 0, -1, 12, info.max // 3, info.min // 2], dtype=dtype)
+    y = x.to("tpu")
+    for compute in (
+        lambda x: x * x < 0,
+        lambda x: (x * x).abs(),
+        lambda x: x.abs() < 0,
+        lambda x: (x * x).sign(),
+        lambda x: (x**2).clamp(min=0),
+        lambda x: (x * x * x) >= 0,
+    ):
+        assert torch.equal(compute(y).cpu(), compute(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_division_by_a_number_is_a_division(dtype):
+    x = torch.arange(1, 300, dtype=dtype)
+    y = x.to("tpu")
+    for n in (3, 7.1, 41, 49, 1e-3):
+        assert torch.equal((y / n).cpu(), x / n)
+    assert torch.equal((y * 41 / 41).floor().cpu(), x)
+    ones = torch.ones(41, 3, dtype=dtype)
+    assert torch.equal(ones.to("tpu").mean(0).cpu(), ones.mean(0))
+
+
+def test_what_overflows_between_two_functions():
+    x = torch.tensor([89.0, 1e20, -3e38, 1e-30, 2.0, float("nan")])
+    y = x.to("tpu")
+    for compute in (
+        lambda x: x.exp().log(),
+        lambda x: (x * x).sqrt(),
+        lambda x: x.pow(2).sqrt(),
+        lambda x: x / (1e-37 / x.abs()),
+        lambda x: x.exp() * (x * -0.5).exp(),
+    ):
+        torch.testing.assert_close(compute(y).cpu(), compute(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_each_op_rounds_in_one_program(dtype):
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(1000, generator=g).to(dtype) for _ in range(2))
+    there = x.to("tpu"), y.to("tpu")
+    for compute in (
+        lambda x, y: (x + y).float(),
+        lambda x, y: ((x + y) * x - y).float(),
+        lambda x, y: x - (x + y) + y,
+    ):
+        assert torch.equal(compute(*there).cpu(), compute(x, y))
+
+
+KEEP_DENORMALS = {
+    "clone": torch.clone,
+    "flip": lambda x: x.flip(0),
+    "cat": lambda x: torch.cat([x, x]),
+    "index": lambda x: x[torch.tensor([1, 0], device=x.device)],
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "where": lambda x: torch.where(torch.isnan(x), 1.0, x),
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "copysign": lambda x: torch.copysign(x, -x),
+    "signbit": torch.signbit,
+}
+FLUSH_DENORMALS = {
+    "add": lambda x: x + x,
+    "mul": lambda x: x * 2,
+    "ne": lambda x: x != 0,
+    "gt": lambda x: x > 0,
+    "bool": lambda x: x.bool(),
+    "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
+    "relu": torch.relu,
+    "amax": torch.amax,
+    "cumsum": lambda x: x.cumsum(0),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
+def test_what_flushes_denormals(dtype):
+    """As the page on differences says."""
+    x = torch.full((2,), torch.finfo(dtype).tiny / 4, dtype=dtype)
+    y = x.to("tpu")
+    assert torch.equal(y.cpu(), x) and y[0].item() == x[0].item() > 0
+    for name, compute in KEEP_DENORMALS.items():
+        assert torch.equal(compute(y).cpu(), compute(x)), name
+    zero = torch.zeros_like(x)
+    for name, compute in FLUSH_DENORMALS.items():
+        if name in ("ne", "bool") and dtype == torch.bfloat16:
+            continue  # XLA compares the bits of bfloat16 with 0
+        expected = x if dtype == torch.float16 else zero
+        assert torch.equal(compute(y).cpu(), compute(expected)), name
+
+
+def test_training_in_bfloat16_with_a_last_short_batch():
+    code = """
+    import torch, torch.nn as nn
+    def losses(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        g = torch.Generator().manual_seed(1)
+        for n in (64, 64, 64, 16, 64, 16):
+            x, y = torch.randn(n, 20, generator=g), torch.randint(10, (n,), generator=g)
+            with torch.autocast(device, torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss.item()
+    print([abs(a - b) < 2e-2 for a, b in zip(losses("cpu"), losses("tpu"), strict=True)])
+    """
+    assert clean(code, TPU_PERFORMANCE_WARNINGS="0") == f"{[True] * 6}\n"
