@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_char_gpt.py"
 SMALL = "--layers 1 --dim 32 --heads 2 --seq 32 --batch-size 4 --sample 8 --log-every 5".split()
@@ -30,9 +31,10 @@ def test_loss_falls_and_results_are_written(
     example: ModuleType, device: str, tmp_path: Path
 ) -> None:
     options = ["--device", device, "--steps", "30", "--lr", "0.01", "--out", str(tmp_path)]
+    before = torch.tpu.metrics()["fallbacks"]  # of other tests in this process
     result = example.main([*SMALL, *options])
     assert result["held_out_loss"] < result["first_loss"] - 0.5
-    assert result["fallbacks"] == 0
+    assert result["fallbacks"] - (before if device == "tpu" else 0) == 0
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(result))
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,1 @@
+"""Fuzzers of the device against PyTorch's CPU: ``python -m fuzz calls --seconds 60 --seed 7``."""

@@ -1,0 +1,74 @@
+"""A share of each fuzzer, their corpus, and the planted faults that each share must find.
+
+A share has a number of cases and a time, whichever ends first: on a busy machine it is shorter,
+never another. `nox -s fuzz` draws on with other seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz.cases import Settings
+from fuzz.planted import PLANTED
+
+INTEGRATION = Path(__file__).parents[1]
+SECONDS = 75
+FUZZERS = ("calls", "aliasing", "programs", "xla")
+COUNTS = {"calls": 200, "aliasing": 150, "programs": 4, "xla": 350}
+SEEDS = {"calls": 1, "aliasing": 1, "programs": 1, "xla": 1}
+# The fuzzer whose share finds the fault; aliasing's rounds read what was given away.
+FINDS = {"donation": "aliasing"}
+
+
+def fuzz(tmp_path: Path, name: str, *options: str) -> tuple[dict[str, Any], str]:
+    """The report of a run, as data and as text."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "fuzz", name, "--json", str(report), *options]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(INTEGRATION), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    (data,) = json.loads(report.read_text())
+    return data, done.stdout
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_nothing_is_found_in_a_share(name: str, tmp_path: Path) -> None:
+    limits = ("--seconds", str(SECONDS), "--count", str(COUNTS[name]), "--minimise-seconds", "30")
+    data, text = fuzz(tmp_path, name, "--seed", str(SEEDS[name]), *limits)
+    assert data["cases"] > 0
+    assert not data["findings"], text
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_what_was_found_is_right(name: str, tmp_path: Path) -> None:
+    data, text = fuzz(tmp_path, name, "--replay")
+    assert not data["findings"], text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found_in_a_share(fault: str, tmp_path: Path) -> None:
+    name = FINDS.get(fault, "calls")
+    limits = ("--seconds", str(SECONDS), "--stop-at-first")
+    seed = str(SEEDS[name])
+    data, text = fuzz(tmp_path, name, "--seed", seed, "--plant", fault, *limits)
+    assert data["findings"], text
+    assert data["findings"][0]["failure"]["kind"] != "exception", text
+
+
+def test_settings_reach_the_process() -> None:
+    environment = Settings(mode="strict", compile="background").environment()
+    assert environment["TPU_EAGER_MODE"] == "strict"
+    assert environment["TPU_COMPILE"] == "background"
