@@ -266,6 +266,21 @@ def soak(s: nox.Session) -> None:
 
 
 @session
+def conformance(s: nox.Session) -> None:
+    """PyTorch's databases of ops, modules and optimizers: ``nox -s conformance -- --shard 3/8``."""
+    prepare(s, "test")
+    env = {"PYTHONPATH": str(ROOT / "integration"), "OMP_NUM_THREADS": "1"}
+    python(s, "-m", "conformance", *s.posargs, env=env)
+
+
+@session
+def fuzz(s: nox.Session) -> None:
+    """Fuzzers against the CPU: ``nox -s fuzz -- calls --seconds 3600 --seed 7``; all by default."""
+    prepare(s, "test", "examples")
+    python(s, "-m", "fuzz", *s.posargs, env={"PYTHONPATH": str(ROOT / "integration")})
+
+
+@session
 def tpu_aot(s: nox.Session) -> None:
     """Every model, every kernel and steps divided over pods, compiled for TPUs; needs none."""
     prepare(s, "test", "examples")

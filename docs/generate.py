@@ -1,8 +1,8 @@
 """Write the reference pages that are made from the code: ``python docs/generate.py [--check]``.
 
 Each page has one source: the error classes, the configuration's fields, the registry of lowerings,
-the table of kernels and that of the device contract. ``--check`` writes nothing and fails if a page
-is out of date.
+the tables of kernels, of the device contract and of known faults. ``--check`` writes nothing and
+fails if a page is out of date.
 
 Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
 a repository beside it: the pages are written for the files that are linked, and are not committed.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
 PACKAGES = DOCS.parent / "packages"
+OVERLOADS = DOCS.parent / "integration" / "conformance" / "overloads.json"
 SOURCE_LINK = re.compile(r"\]\((?:\.\./)*source/([^)#]+)\.md\)")
 
 
@@ -61,7 +63,42 @@ def ops_page() -> str:
             if entry.family == family:
                 static = ", ".join(f"`{name}`" for name in sorted(entry.static))
                 out.append(f"| `{entry.op}` | {static} | {'yes' if entry.random else ''} |")
-    return "\n".join(out) + "\n"
+    return "\n".join([*out, *_database()]) + "\n"
+
+
+def _database() -> list[str]:
+    """Lines of the table of PyTorch's own database: how each op runs, in float32."""
+    from tpu_core.cli.ops import is_registered
+
+    found = json.loads(OVERLOADS.read_text())
+    rows = []
+    for name, seen in found.items():
+        if seen is None:
+            rows.append((name, "not supported", ""))
+        elif seen["fallbacks"]:
+            rows.append((name, "fallback", ", ".join(f"`{op}`" for op in seen["fallbacks"])))
+        else:
+            others = [op for op in seen["overloads"] if not is_registered(op)]
+            kind = "decomposed" if others else "native"
+            rows.append((name, kind, ", ".join(f"`{op}`" for op in others)))
+    counts = Counter(kind for _, kind, _ in rows)
+    return [
+        "",
+        "## PyTorch's database",
+        "",
+        f"The {len(rows)} entries of OpInfo with float32: `native` where each overload that",
+        "reaches the device is a view or has a lowering, `decomposed` where one runs by PyTorch's",
+        "decomposition or by code of the device's own around other overloads, `fallback` where one",
+        "runs on the CPU. The overloads behind the last two are named.",
+        "",
+        "| Runs | Entries |",
+        "|---|---|",
+        *(f"| {kind} | {count} |" for kind, count in counts.most_common()),
+        "",
+        "| Op | Runs | Overloads |",
+        "|---|---|---|",
+        *(f"| `{name}` | {kind} | {which} |" for name, kind, which in rows),
+    ]
 
 
 def pages() -> dict[str, str]:
@@ -69,12 +106,14 @@ def pages() -> dict[str, str]:
     from tpu_core.config import config_page
     from tpu_core.conformance import contract_page
     from tpu_core.errors_page import errors_page
+    from tpu_core.pjrt.known_faults import faults_page
     from tpu_kernels.ops.page import kernels_page
 
     return {
         "configuration.md": config_page(),
         "device-contract.md": contract_page(),
         "errors.md": errors_page(),
+        "known-faults.md": faults_page(),
         "kernels.md": kernels_page(),
         "ops.md": ops_page(),
     }

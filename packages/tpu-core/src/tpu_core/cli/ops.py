@@ -87,12 +87,42 @@ def _relative(location: str, folder: Path) -> str:
     return f"{Path(path).relative_to(folder) if inside else Path(path).name}:{line}"
 
 
+def is_registered(name: str) -> bool:
+    """Whether an overload is a view, has a kernel in the extension, or has a lowering.
+
+    Args:
+        name: An overload of any variant, ``aten.add_.Tensor``.
+    """
+    from tpu_core import lowering
+    from tpu_core.recorder.variants import has_own_kernel, lowering_of, overload_of
+
+    lowering.load()
+    try:
+        op = overload_of(name)
+    except AttributeError:  # defined in Python where it is first used
+        return False
+    return op.is_view or has_own_kernel(op) or lowering_of(op) is not None
+
+
 def missing_ops() -> list[str]:
     """Functional ATen overloads that reach a backend and have no lowering, sorted.
 
     Left out are views (metadata only), in-place and ``out=`` overloads (derived from the functional
     one), what PyTorch decomposes, and what only other devices or layouts have.
     """
+    return [op for op, kind in _unregistered() if kind == "fallback"]
+
+
+def decomposed_ops() -> list[str]:
+    """Functional ATen overloads that reach a backend and run by PyTorch's decomposition, sorted.
+
+    A decomposition that ends in an op without a lowering, for some arguments, runs on the CPU.
+    """
+    return [op for op, kind in _unregistered() if kind == "decomposed"]
+
+
+def _unregistered() -> list[tuple[str, str]]:
+    """Overloads without a lowering and how they run, sorted."""
     import torch
     from torch._decomp import decomposition_table
 
@@ -108,10 +138,10 @@ def missing_ops() -> list[str]:
             continue
         packet = getattr(torch.ops.aten, base, None)
         op = getattr(packet, overload or "default", None)
-        if op is None or str(op) in REGISTRY or op in decomposition_table:
+        if op is None or str(op) in REGISTRY or not _functional(op._schema):
             continue
-        if _reaches_backend(name) and _functional(op._schema):
-            found.append(str(op))
+        if _reaches_backend(name):
+            found.append((str(op), "decomposed" if op in decomposition_table else "fallback"))
     return sorted(found)
 
 
