@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from conformance import compare
 from conformance.compare import Different, ToDevice
 from conformance.entries import MODULES, Entry, is_listed
-from conformance.ops import _cotangents, _outcome, _Raised, _same, _text, spread
+from conformance.outcomes import Raised, both_returned, cotangents, outcome, same_error, spread
 
 
 def check(entry: Entry, limit: int) -> int:
@@ -57,14 +57,10 @@ def _compare(entry: Entry, info: Any, sample: Any, training: bool) -> None:
     twin_given = tree_map(ToDevice(), given)
     wide = tree_map(compare.widened, given)
     wide_module = copy.deepcopy(module).to(compare.WIDER.get(entry.dtype, entry.dtype))
-    want = _outcome(_run, module, given)
-    got = _outcome(_run, twin, twin_given)
-    if isinstance(want, _Raised):
-        if not isinstance(got, _Raised) or not isinstance(got.error, type(want.error)):
-            raise Different(f"not the CPU's error: {_text(want.error)}")
+    want = outcome(_run, module, given)
+    got = outcome(_run, twin, twin_given)
+    if not both_returned(got, want):
         return
-    if isinstance(got, _Raised):
-        raise got.error
     compare.shapes(got, want)
     if not (training and is_listed("random_in_training", entry.name)):
         compare.values(got, want, lambda: _run(wide_module, wide))
@@ -78,7 +74,7 @@ def _run(module: torch.nn.Module, given: Any) -> Any:
     leaves = [*inputs, *(p for p in module.parameters() if p.requires_grad)]
     grads: Any = []
     if outputs and leaves:
-        grads = torch.autograd.grad(outputs, leaves, _cotangents(outputs), allow_unused=True)
+        grads = torch.autograd.grad(outputs, leaves, cotangents(outputs), allow_unused=True)
     return tree_map(compare.to_host, [_plain(result), list(grads), dict(module.named_buffers())])
 
 
@@ -105,10 +101,7 @@ def _errors(info: Any) -> int:
                 module, given = module.to(device), tree_map(ToDevice(), given)
             return tree_map(compare.to_host, _plain(module(*given[0], **given[1])))
 
-        want, got = _outcome(run, "cpu"), _outcome(run, compare.DEVICE)
-        if isinstance(want, _Raised):
-            if not isinstance(got, _Raised):
-                raise Different(f"error {index}: none; the CPU: {_text(want.error)}")
-            if type(got.error) is not type(want.error) or not _same(got.error, want.error):
-                raise Different(f"error {index}: {_text(got.error)}; {_text(want.error)}")
+        want, got = outcome(run, "cpu"), outcome(run, compare.DEVICE)
+        if isinstance(want, Raised):
+            same_error(index, got, want)
     return len(cases)

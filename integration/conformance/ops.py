@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,18 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from conformance import compare
 from conformance.compare import Different, ToDevice
 from conformance.entries import OPS, Entry, is_listed
+from conformance.outcomes import Raised, both_returned, cotangents, outcome, same_error, spread
 
 Arguments = tuple[Any, list[Any], dict[str, Any]]
-
-
-def spread(samples: Iterator[Any], limit: int) -> list[Any]:
-    """At most ``limit`` samples, from the first to the last; all of them for 0."""
-    found = list(samples)
-    if limit == 0 or len(found) <= limit:
-        return found
-    if limit == 1:
-        return found[:1]
-    return [found[i * (len(found) - 1) // (limit - 1)] for i in range(limit)]
 
 
 def check(entry: Entry, limit: int) -> int:
@@ -54,18 +44,6 @@ def _arguments(sample: Any) -> Arguments:
     return sample.input, list(sample.args), dict(sample.kwargs)
 
 
-class _Raised:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-def _outcome(run: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return run(*args)
-    except Exception as error:
-        return _Raised(error)
-
-
 def _read(result: Any) -> Any:
     """Values, on the host: what went wrong on the device comes out here at the latest."""
     return tree_map(compare.to_host, result)
@@ -77,16 +55,10 @@ def both(entry: Entry, run: Callable[[Arguments], Any], sample: Any, *, text: bo
     on_device = _moved(entry.name, inputs)
     # The CPU's run may write to its inputs.
     wide = tree_map(compare.widened, inputs) if not is_listed("random", entry.name) else None
-    want = _outcome(run, inputs)
-    got = _outcome(_on_default_device, lambda: run(on_device), on_device, want)
-    if isinstance(want, _Raised):
-        if not isinstance(got, _Raised):
-            raise Different(f"no error; the CPU: {_text(want.error)}")
-        if not isinstance(got.error, type(want.error)):
-            raise Different(f"{_text(got.error)}; the CPU: {_text(want.error)}")
+    want = outcome(run, inputs)
+    got = outcome(_on_default_device, lambda: run(on_device), on_device, want)
+    if not both_returned(got, want):
         return
-    if isinstance(got, _Raised):
-        raise got.error
     if is_listed("random", entry.name) or is_listed("uninitialized", entry.name):
         return
     if entry.part == "forward" and is_listed("ties", entry.name):
@@ -132,14 +104,10 @@ def _on_default_device(run: Callable[[], Any], inputs: Arguments, want: Any = No
     """Results on the host; what names neither a tensor nor a device runs on the default device."""
     with nullcontext() if _is_on_device(inputs) else torch.device(compare.DEVICE):
         result = run()
-    if want is not None and not isinstance(want, _Raised):
+    if want is not None and not isinstance(want, Raised):
         compare.shapes(result, want)
         compare.places(result)
     return _read(result)
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def _plain(op: Any, sample: Any, inputs: Arguments) -> Any:
@@ -155,16 +123,6 @@ def _leaves(inputs: Arguments) -> list[torch.Tensor]:
     return [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
 
 
-def _cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Fixed numbers between -1 and 1, drawn on the CPU."""
-    generator = torch.Generator().manual_seed(7)
-    found = []
-    for o in outputs:
-        drawn = torch.rand(o.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        found.append(drawn.to(o.dtype).to(o.device))
-    return found
-
-
 def _grads(op: Any, sample: Any, inputs: Arguments, order: int) -> Any:
     leaves = _leaves(inputs)
     result = _plain(op, sample, inputs)
@@ -175,7 +133,7 @@ def _grads(op: Any, sample: Any, inputs: Arguments, order: int) -> Any:
         if not outputs or not leaves:
             return [None]
         result = torch.autograd.grad(
-            *(outputs, leaves, _cotangents(outputs)), allow_unused=True, create_graph=left > 1
+            *(outputs, leaves, cotangents(outputs)), allow_unused=True, create_graph=left > 1
         )
     return list(result)
 
@@ -190,7 +148,7 @@ def _gradgrad(entry: Entry, op: Any, sample: Any, index: int) -> None:
 
 def _tangents(op: Any, sample: Any, inputs: Arguments) -> Any:
     with forward_ad.dual_level():
-        tangents = iter(_cotangents(leaves := _leaves(inputs)))
+        tangents = iter(cotangents(leaves := _leaves(inputs)))
         duals = {id(x): forward_ad.make_dual(x.detach(), next(tangents)) for x in leaves}
 
         def dual(x: Any) -> Any:
@@ -218,8 +176,8 @@ def _blank(x: torch.Tensor, form: int) -> torch.Tensor:
 def _out(entry: Entry, op: Any, sample: Any, index: int) -> None:
     given = _arguments(sample)
     with torch.no_grad():
-        expected = _outcome(lambda: op(given[0], *given[1], **given[2]))
-    if isinstance(expected, _Raised):
+        expected = outcome(lambda: op(given[0], *given[1], **given[2]))
+    if isinstance(expected, Raised):
         return
     tensors = [x for x in tree_leaves(expected) if isinstance(x, torch.Tensor)]
 
@@ -272,23 +230,14 @@ def _errors(entry: Entry, op: Any) -> int:
     for index, case in enumerate(cases):
         sample = case.sample_input
         inputs = _arguments(sample)
-        on_device = _outcome(lambda inputs=inputs: _moved(entry.name, inputs))
-        want = _outcome(lambda inputs=inputs: op(inputs[0], *inputs[1], **inputs[2]))
-        if not isinstance(want, _Raised) or isinstance(on_device, _Raised):
+        on_device = outcome(lambda inputs=inputs: _moved(entry.name, inputs))
+        want = outcome(lambda inputs=inputs: op(inputs[0], *inputs[1], **inputs[2]))
+        if not isinstance(want, Raised) or isinstance(on_device, Raised):
             continue  # about another device, or a dtype that moves to none
         d = on_device
-        got = _outcome(_on_default_device, lambda d=d: op(d[0], *d[1], **d[2]), d)
-        if not isinstance(got, _Raised):
-            raise Different(f"error {index}: none; the CPU: {_text(want.error)}")
-        same_type = isinstance(got.error, type(want.error))
-        matches = re.search(case.error_regex, str(got.error)) or _same(got.error, want.error)
-        if not same_type or not matches:
-            raise Different(f"error {index}: {_text(got.error)}; the CPU: {_text(want.error)}")
+        got = outcome(_on_default_device, lambda d=d: op(d[0], *d[1], **d[2]), d)
+        same_error(index, got, want, case.error_regex)
     return len(cases)
-
-
-def _same(a: Exception, b: Exception) -> bool:
-    return str(a).replace("tpu", "cpu").split("\n")[0] == str(b).split("\n")[0]
 
 
 _CHECKS = {

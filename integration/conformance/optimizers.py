@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from conformance import compare
 from conformance.compare import Different
 from conformance.entries import OPTIMIZERS, Entry
-from conformance.ops import _outcome, _Raised, _same, _text, spread
+from conformance.outcomes import Raised, both_returned, outcome, same_error, spread
 
 STEPS = 4
 
@@ -111,14 +111,10 @@ def _compare(info: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> None:
     on_device = [torch.nn.Parameter(p.detach().to(compare.DEVICE)) for p in on_cpu]
     wide_dtype = compare.WIDER.get(dtype, dtype)
     wide = [torch.nn.Parameter(p.detach().to(wide_dtype)) for p in on_cpu]
-    want = _outcome(_run, info, kwargs, on_cpu, dtype)
-    got = _outcome(_run, info, kwargs, on_device, dtype)
-    if isinstance(want, _Raised):
-        if not isinstance(got, _Raised) or not isinstance(got.error, type(want.error)):
-            raise Different(f"not the CPU's error: {_text(want.error)}")
+    want = outcome(_run, info, kwargs, on_cpu, dtype)
+    got = outcome(_run, info, kwargs, on_device, dtype)
+    if not both_returned(got, want):
         return
-    if isinstance(got, _Raised):
-        raise got.error
     compare.shapes(got, want)
     compare.values(got, want, lambda: _run(info, kwargs, wide, wide_dtype))
 
@@ -136,13 +132,9 @@ def _errors(info: Any) -> int:
         # The database has more for some devices than for others.
         for name in on_cpu.keys() & on_device.keys():
             cases += 1
-            want, got = _outcome(_fail, info, on_cpu[name]), _outcome(_fail, info, on_device[name])
-            if not isinstance(want, _Raised):
-                continue
-            if not isinstance(got, _Raised):
-                raise Different(f"error {name}: none; the CPU: {_text(want.error)}")
-            if type(got.error) is not type(want.error) or not _same(got.error, want.error):
-                raise Different(f"error {name}: {_text(got.error)}; {_text(want.error)}")
+            want, got = outcome(_fail, info, on_cpu[name]), outcome(_fail, info, on_device[name])
+            if isinstance(want, Raised):
+                same_error(name, got, want)
     return cases
 
 
