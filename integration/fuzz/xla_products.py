@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,14 +37,22 @@ def affordable(x: Tensor, others: int) -> bool:
     )
 
 
-def _matmul(p: Pool) -> Drawn:
-    i = p.pick(multiplied)
+def _factor(
+    p: Pool, accept: Callable[[Tensor], bool], transposed: bool = False
+) -> tuple[int, Tensor, int] | None:
+    """A value of the pool, by its index, and the width of a matrix to multiply it with."""
+    i = p.pick(accept)
     if i is None:
         return None
-    x = p.value(i)
-    n = p.r.choice(WIDTHS)
-    if not affordable(x, n):
+    x, n = p.value(i), p.r.choice(WIDTHS)
+    return (i, x, n) if affordable(x.mT if transposed else x, n) else None
+
+
+def _matmul(p: Pool) -> Drawn:
+    found = _factor(p, multiplied)
+    if found is None:
         return None
+    i, x, n = found
     batch = [1 if p.r.random() < 0.3 else m for m in x.shape[:-2]]
     batch = batch[p.r.randint(0, len(batch)) :] if p.r.random() < 0.5 else batch
     shape = [*batch, x.shape[-1], n]
@@ -53,25 +62,19 @@ def _matmul(p: Pool) -> Drawn:
 
 
 def _matmul_left(p: Pool) -> Drawn:
-    i = p.pick(lambda x: multiplied(x) and x.dim() > 1)
-    if i is None:
+    found = _factor(p, lambda x: multiplied(x) and x.dim() > 1, transposed=True)
+    if found is None:
         return None
-    x = p.value(i)
-    n = p.r.choice(WIDTHS)
-    if not affordable(x.mT, n):
-        return None
+    i, x, n = found
     batch = [1 if p.r.random() < 0.3 else m for m in x.shape[:-2]]
     return [i, p.new([*batch, n, x.shape[-2]], x.dtype)], {}
 
 
 def _linear(p: Pool) -> Drawn:
-    i = p.pick(lambda x: multiplied(x) and inexact(x))
-    if i is None:
+    found = _factor(p, lambda x: multiplied(x) and inexact(x))
+    if found is None:
         return None
-    x = p.value(i)
-    n = p.r.choice(WIDTHS)
-    if not affordable(x, n):
-        return None
+    i, x, n = found
     return [i, p.new([n, x.shape[-1]], x.dtype), p.new([n], x.dtype)], {}
 
 

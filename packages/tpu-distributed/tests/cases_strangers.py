@@ -9,10 +9,12 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from tpu_distributed import control
 from tpu_distributed.connections import Connections
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -20,17 +22,16 @@ DEVICE = torch.device("tpu", RANK)
 GROUPS = int(os.environ["GROUPS"])
 
 
-_reach = Connections._reach
+class LateConnections(Connections):
+    """Leaves the ports of both ranks, of the agreement and of the ring, open for a while."""
+
+    def _reach(self, *what: Any) -> socket.socket:
+        time.sleep(0.4)
+        return super()._reach(*what)
 
 
-def reach_late(self: Connections, *what: Any) -> socket.socket:
-    """Leave the ports of both ranks, of the agreement and of the ring, open for a while."""
-    time.sleep(0.4)
-    return _reach(self, *what)
-
-
+@mock.patch.object(control, "Connections", LateConnections)
 def case_collectives_are_right() -> None:
-    Connections._reach = reach_late  # type: ignore[method-assign]
     dist.init_process_group(timeout=timedelta(seconds=60))
     for number in range(GROUPS):
         group = dist.new_group(list(range(SIZE)), timeout=timedelta(seconds=60))

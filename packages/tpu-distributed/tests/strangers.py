@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from threads_as_ranks import while_inside
 from tpu_core.pjrt import handshake
 
 HEADER = handshake._HEADER
@@ -157,9 +158,8 @@ def at_all_ports(
         For each stranger the port that it came from, and the one that it came to.
     """
     came: dict[int, int] = {}
-    is_over = threading.Event()
 
-    def come() -> None:
+    def come(is_over: threading.Event) -> None:
         chance, kept, kinds = random.Random(seed), [], itertools.cycle(KINDS)
         while not is_over.wait(0.005) and len(came) < most:
             with contextlib.suppress(OSError):  # a process or a port has gone
@@ -175,10 +175,5 @@ def at_all_ports(
         for stranger in kept:
             stranger.close()
 
-    thread = threading.Thread(target=come)
-    thread.start()
-    try:
+    with while_inside(come):
         yield came
-    finally:
-        is_over.set()
-        thread.join()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import spawn
 import strangers
-from threads_as_ranks import LIMIT, in_turn
+from threads_as_ranks import LIMIT, in_turn, while_inside
 from tpu_core.errors import ProcessGroupError
 from tpu_core.pjrt import handshake
 from tpu_distributed import addresses, job_secret
@@ -73,19 +73,16 @@ class Open:
 
 @contextmanager
 def opened(room: int = 64) -> Iterator[Open]:
-    made, is_over = Open(room), threading.Event()
+    made = Open(room)
 
-    def mind() -> None:
+    def mind(is_over: threading.Event) -> None:
         while not is_over.is_set():
             made.door.turn(0.02)
 
-    thread = threading.Thread(target=mind)
-    thread.start()
     try:
-        yield made
+        with while_inside(mind):
+            yield made
     finally:
-        is_over.set()
-        thread.join()
         made.door.close()
         made.selector.close()
         for connection, _ in made.admitted:
@@ -316,7 +313,6 @@ def port_of_the_store(process: int) -> int:
     return int(entry.partition(b"=")[2])
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="ports are looked up in /proc")
 @pytest.mark.parametrize("groups", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_job_to_whose_ports_strangers_come(
     groups: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,9 +1,10 @@
-"""Threads that each play a rank of a group."""
+"""Threads that each play a rank of a group, or work beside a test."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 LIMIT = 20.0  # seconds
@@ -26,3 +27,16 @@ def in_turn(size: int, play: Callable[[int], Any]) -> list[Any]:
         thread.join(2 * LIMIT)
         assert not thread.is_alive()
     return results
+
+
+@contextmanager
+def while_inside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run ``work`` in a thread until the block is left, which the event tells it."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=work, args=(is_over,))
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

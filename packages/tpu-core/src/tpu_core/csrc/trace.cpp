@@ -19,6 +19,18 @@ uint64_t g_stamp = 0;
 // Never destroyed: static destructors run after the interpreter's end.
 auto& g_traces = *new std::unordered_set<Trace*>();
 
+// Python runs without the lock, whatever it raises.
+class Unlocked {
+ public:
+  explicit Unlocked(Lock& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { acquire(lock_); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  Lock& lock_;
+};
+
 // Until another thread has changed the state of a value.
 void wait_for_change(Lock& lock) {
   {
@@ -28,11 +40,7 @@ void wait_for_change(Lock& lock) {
     --g_waiting;
   }
   if (!handles_signals()) return;
-  lock.unlock();
-  struct Relock {
-    Lock& lock;
-    ~Relock() { acquire(lock); }
-  } relock{lock};
+  Unlocked unlocked(lock);
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw PythonError::current();
 }
@@ -164,11 +172,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
     throw;
   }
   Cut decision = decide(segment);
-  lock.unlock();
-  struct Relock {
-    Lock& lock;
-    ~Relock() { acquire(lock); }
-  } relock{lock};
+  Unlocked unlocked(lock);
   py::gil_scoped_acquire gil;
   try {
     run_after_new_state(segment, decision);

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -65,10 +66,7 @@ class _Writer:
 
     def closed(self, traced: ClosedJaxpr) -> None:
         for value in traced.consts:
-            array = np.asarray(value)
-            self.form.append(
-                f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
-            )
+            self.array(value)
         self.jaxpr(traced.jaxpr)
 
     def jaxpr(self, jaxpr: Jaxpr) -> None:
@@ -93,10 +91,18 @@ class _Writer:
     def atom(self, atom: Any, names: dict[Any, int]) -> None:
         if not isinstance(atom, Literal):
             self.form.append(str(names[atom]))
-        elif np.ndim(atom.val) == 0 and np.asarray(atom.val).dtype.kind in "iuf":
-            self._number(np.asarray(atom.val).item(), str(atom.aval.dtype))  # type: ignore[attr-defined]
+            return
+        value = np.asarray(atom.val)
+        if value.ndim == 0 and value.dtype.kind in "iuf":
+            aval: Any = atom.aval  # declared without a dtype; a literal's is an array's
+            self._number(value.item(), str(aval.dtype))
         else:
-            self.form.append(repr(atom.val))
+            self.array(value)
+
+    def array(self, value: Any) -> None:
+        array = np.asarray(value)
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        self.form.append(f"{array.dtype}{array.shape}{digest}")
 
     def value(self, value: Any) -> None:
         if isinstance(value, ClosedJaxpr):
@@ -115,6 +121,8 @@ class _Writer:
             self.form.append(f"{type(value).__name__}{len(value)}")
             for v in value:
                 self.value(v)
+        elif isinstance(value, (np.ndarray, jax.Array)):
+            self.array(value)
         elif isinstance(value, type):
             self.form.append(f"{value.__module__}.{value.__qualname__}")
         elif callable(value):

@@ -50,6 +50,7 @@ class Refused(Exception):
         try:
             return fallback.run_on_cpu(op, args, self.target)
         except NotImplementedError as error:
+            # PyTorch's own error for a dtype that a kernel does not have, with the device's name.
             raise NotImplementedError(str(error).replace('_cpu"', '_tpu"')) from None
         except _ERRORS as error:
             raise type(error)(*error.args) from None
