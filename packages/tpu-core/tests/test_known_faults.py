@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -42,7 +44,8 @@ def test_canaries_see_what_is_not_avoided(monkeypatch):
     assert [c.status for c in checks] == ["broken"] * 3
     crash, rows, roundings = (c.value for c in checks)
     assert "ended by signal 11" in crash
-    assert "1071645696.0" in rows
+    # Which wrong number follows from the width of the machine's vectors.
+    assert re.search(r"\[(?!1073741824\.0)\d+\.0, .*instead of \[1073741824\.0", rows)
     assert "[1.0] instead of [0.0]" in roundings
     assert all("XLA_FLAGS" in c.remedy for c in checks)
 
