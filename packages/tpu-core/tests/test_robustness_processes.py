@@ -125,7 +125,7 @@ def test_data_loader_workers_beside_threads_that_train():
 
 
 def test_a_forked_child_leaves_the_lock_of_jax_garbage_alone():
-    """XLA's threads hold it while they hand over references; the child's collector would wait for ever."""
+    """XLA's threads hold it while they hand over references; the child would wait for ever."""
     out = clean("""
         import gc, multiprocessing, torch
         from jax._src.lib import _jax
