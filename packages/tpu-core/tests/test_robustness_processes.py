@@ -274,5 +274,5 @@ def test_exit_while_daemon_threads_train(end, device):
             steps.acquire()
     """
     how, expected = ENDS[end]
-    result = run(f"{textwrap.dedent(code.replace('DEVICE', device))}\n{how}\n")
+    result = run(f"{textwrap.dedent(code.replace('DEVICE', device))}\n{how}\n", timeout=200)
     assert (result.returncode, result.stderr) == (expected, "")
