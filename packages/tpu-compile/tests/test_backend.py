@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -238,3 +241,32 @@ def test_random_numbers_compile_once_whatever_the_seed() -> None:
         f(x).cpu()
         torch.manual_seed(1)
         f(x).cpu()
+
+
+def test_the_first_compiles_of_several_threads() -> None:
+    code = """
+        import importlib.metadata, threading, time, torch
+
+        load = importlib.metadata.EntryPoint.load
+
+        def slow(self):
+            time.sleep(1)
+            return load(self)
+
+        importlib.metadata.EntryPoint.load = slow
+        import torch._dynamo
+
+        def work():
+            compiled.append(torch.compile(torch.neg))
+
+        compiled = []
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print([f(torch.ones(2, device="tpu")).tolist() for f in compiled])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.stdout, done.stderr) == ("[[-1.0, -1.0], [-1.0, -1.0]]\n", "")

@@ -124,6 +124,55 @@ def test_data_loader_workers_beside_threads_that_train():
     assert out == f"{12 * 12.0}\n"
 
 
+def test_a_forked_child_leaves_the_lock_of_jax_garbage_alone():
+    """XLA's threads hold it while they hand over references; the child would wait for ever."""
+    out = clean("""
+        import gc, multiprocessing, torch
+        from jax._src.lib import _jax
+
+        calls, collect = [], _jax.collect_garbage
+        _jax.collect_garbage = lambda: calls.append(collect())
+        torch.ones(2, device="tpu").sum().item()
+
+        def child():
+            before = len(calls)
+            gc.collect()
+            print(len(calls) - before, flush=True)
+
+        child()
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+    """)
+    assert out == "2\n0\n"
+
+
+def test_a_forked_child_collects_nothing_of_the_parent():
+    out = clean("""
+        import gc, multiprocessing, os, torch
+
+        os.register_at_fork(after_in_child=gc.collect)  # called first, being registered first
+        torch.ones(2, device="tpu").sum().item()
+        parent = os.getpid()
+
+        class Node:
+            def __init__(self):
+                self.node = self
+
+            def __del__(self):
+                print("collected in the parent:", os.getpid() == parent, flush=True)
+
+        gc.disable()
+        Node()
+        process = multiprocessing.get_context("fork").Process(target=gc.collect)
+        process.start()
+        process.join()
+        gc.collect()
+        print(gc.get_freeze_count())
+    """)
+    assert out == "collected in the parent: True\n0\n"
+
+
 def test_a_plain_fork_keeps_the_warning_of_jax():
     result = run("""
         import os, torch
@@ -188,3 +237,42 @@ def test_exit_by_an_exception_of_the_user():
     """)
     assert result.returncode == 1
     assert result.stderr.rstrip().endswith("ValueError: the user's")
+
+
+ENDS = {
+    "by main": ("", 0),
+    "by sys.exit": ("sys.exit(3)", 3),
+    "by a handler": ("os.kill(os.getpid(), signal.SIGTERM)", 5),
+    "by a signal": (
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGTERM)",
+        -15,
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ("tpu", "cpu"))
+@pytest.mark.parametrize("end", ENDS)
+def test_exit_while_daemon_threads_train(end, device):
+    """Python ends threads that ask for the GIL then, and PyTorch's destructors do."""
+    code = """
+        import os, signal, sys, threading, time, torch
+
+        def train():
+            model = torch.nn.Linear(8, 8).to("DEVICE")
+            optimizer = torch.optim.Adam(model.parameters())
+            while True:
+                optimizer.zero_grad()
+                model(torch.ones(4, 8, device="DEVICE")).sum().backward()
+                optimizer.step()
+                steps.release()
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+        steps = threading.Semaphore(0)
+        for _ in range(3):
+            threading.Thread(target=train, daemon=True).start()
+        for _ in range(30):
+            steps.acquire()
+    """
+    how, expected = ENDS[end]
+    result = run(f"{textwrap.dedent(code.replace('DEVICE', device))}\n{how}\n", timeout=200)
+    assert (result.returncode, result.stderr) == (expected, "")

@@ -110,6 +110,31 @@ def test_an_interrupt_ends_the_wait_for_another_thread() -> None:
     assert clean(code, TPU_CACHE="off") == "0\n64.5\n"
 
 
+def test_an_interrupt_while_a_first_op_imports_leaves_no_half_of_a_package() -> None:
+    """sympy was imported in part, from then on by every op that checks its arguments in Python."""
+    work = """
+        import importlib.abc, sys
+
+        class Interrupting(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name == "sympy.interactive" and not interrupts:
+                    interrupts.append(name)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        interrupts = []
+        sys.meta_path.insert(0, Interrupting())
+        x = torch.ones(2, 2, device="tpu")
+        try:
+            x @ x
+            print("ended")
+        except KeyboardInterrupt:
+            pass
+        print((x @ x).tolist(), len(interrupts), torch.tpu.metrics()["fallbacks"])
+    """
+    out = clean(textwrap.dedent(INTERRUPT) + textwrap.dedent(work))
+    assert out == "[[2.0, 2.0], [2.0, 2.0]] 1 0\n"
+
+
 def test_an_interrupt_during_a_collection_is_not_lost() -> None:
     """What is raised in a callback of the collector that is written in Python is ignored."""
     out = clean(

@@ -14,14 +14,17 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)
 
 
+STORES: list[dist.Store] = []  # the first group's, which outlives it
+
+
 def case_start() -> None:
     dist.init_process_group()
+    STORES.append(dist.distributed_c10d._get_default_store())
 
 
 def init_again(number: int, **more: Any) -> None:
-    """A default group with a store of its own: one at the old port may meet the former one."""
-    port = int(os.environ["MASTER_PORT"]) + number
-    store = dist.TCPStore("localhost", port, is_master=RANK == 0)
+    """A default group with keys of its own. A further port may be taken by any process."""
+    store = dist.PrefixStore(f"again/{number}", STORES[0])
     dist.init_process_group(store=store, rank=RANK, world_size=SIZE, **more)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -296,9 +295,9 @@ def case_compiled_graphs() -> None:
 def case_again() -> None:
     """A program that was compiled for a group serves a later one of its name and ranks."""
     dist.barrier()
+    first = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
-    port = int(os.environ["MASTER_PORT"]) + 1
-    store = dist.TCPStore("localhost", port, is_master=RANK == 0)
+    store = dist.PrefixStore("again", first)  # a further port may be taken by any process
     dist.init_process_group(store=store, rank=RANK, world_size=SIZE)
     known = compiled()
     case_one_program_again()

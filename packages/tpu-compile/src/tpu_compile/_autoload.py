@@ -32,6 +32,10 @@ def _set_interface(module: ModuleType) -> None:
 
 
 def _set_default(module: ModuleType) -> None:
+    from tpu_compile.backend import tpu
+
+    # Dynamo loads the entry point at its first use, and two threads that do so at once fail.
+    module.register_backend(tpu, name="tpu")
     module.set_default_backend("tpu")
 
 

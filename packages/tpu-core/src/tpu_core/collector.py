@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _set_aside = 0  # objects that `importing` has frozen
+_frozen_to_fork = False
 
 
 @contextmanager
@@ -49,6 +50,23 @@ def freeze_in_children() -> None:
     """Collect nothing in a forked child that was there before the fork.
 
     What XLA's threads were busy with they have left locked, and they are not in the child: to
-    destroy it there is to wait for ever.
+    destroy it there is to wait for ever. Frozen before the fork, it is not collected either while
+    the child calls what others have registered to be called first.
     """
-    os.register_at_fork(after_in_child=gc.freeze)
+    os.register_at_fork(
+        before=_freeze_to_fork, after_in_parent=_thaw_in_parent, after_in_child=gc.freeze
+    )
+
+
+def _freeze_to_fork() -> None:
+    global _frozen_to_fork
+    if not gc.get_freeze_count():  # the user has frozen nothing, or another thread is forking
+        gc.freeze()
+        _frozen_to_fork = True
+
+
+def _thaw_in_parent() -> None:
+    global _frozen_to_fork
+    if _frozen_to_fork:
+        _frozen_to_fork = False
+        gc.unfreeze()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -118,3 +120,19 @@ def _start(call: Callable[[], Result], name: str) -> Future[Result]:
     except RuntimeError:  # the interpreter ends, and starts none any more
         work()
     return future
+
+
+_IMPORTS = InterruptibleCalls("import")
+
+
+def import_whole(name: str) -> None:
+    """Import a module, and all of it where the wait for it is interrupted.
+
+    A package whose import was interrupted is imported anew, but not those of its submodules that
+    were there: they are missing among its attributes in whatever uses it, for good.
+
+    Args:
+        name: Of the module.
+    """
+    if name not in sys.modules:
+        _IMPORTS.run(name, lambda: importlib.import_module(name))

@@ -187,6 +187,7 @@ PYBIND11_MODULE(_C, m) {
                       .attr("ident")
                       .cast<unsigned long>();
   pthread_atfork(before_fork, after_fork, in_child);
+  park_ended_threads();
   m.def("register_device", &register_device);
   m.def("register_overloads", &register_overloads);
   m.def("register_differentiable", &register_differentiable);
@@ -246,7 +247,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("program_runs", &program_runs);
   m.def("drain_references", &drain_references);
   m.def("ignoring_arguments", [](py::object function) {
-    return py::cpp_function([function](const py::args&) { function(); });
+    return py::cpp_function([function](const py::args&) {
+      if (!g_bad_fork) function();  // XLA's threads may have held its locks
+    });
   });
   m.def("allocated_bytes", &allocated_bytes);
   m.def("note_out_of_memory", &note_out_of_memory);

@@ -1,8 +1,12 @@
 // Calls from the extension into Python, all through one table of callbacks.
 #pragma once
 
+#include "ended_threads.h"
+
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <cxxabi.h>
 
 namespace tpu {
 
@@ -37,6 +41,8 @@ class Function {
     } catch (py::error_already_set& error) {
       error.restore();
       throw PythonError::current();
+    } catch (abi::__forced_unwind&) {
+      park();  // Python ends this thread; what is above on the stack needs the GIL to be destroyed
     }
   }
 

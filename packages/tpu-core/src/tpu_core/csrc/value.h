@@ -6,12 +6,12 @@
 // nothing yet (uninitialised memory), or the result of an op that was recorded and has not run.
 #pragma once
 
+#include "ended_threads.h"
+
 #include <Python.h>
 
 #include <ATen/ATen.h>
 #include <c10/util/intrusive_ptr.h>
-
-#include <unistd.h>
 
 #include <memory>
 #include <mutex>
@@ -122,12 +122,7 @@ class WithoutGil {
     if (!state_) return;
     // Python ends a thread that asks for the GIL while the interpreter ends, and with C++ on its stack the
     // process aborts: the thread stays here until the process is gone.
-#if PY_VERSION_HEX >= 0x030D0000
-    const bool ends = Py_IsFinalizing();
-#else
-    const bool ends = _Py_IsFinalizing();
-#endif
-    while (ends && !handles_signals()) pause();
+    if (interpreter_ends() && !handles_signals()) park();
     PyEval_RestoreThread(state_);
   }
 

@@ -5,15 +5,17 @@ errors.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from tpu_core import _C
+from tpu_core import _C, interruptible
 from tpu_core.device import sparse
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder import int4
@@ -36,6 +38,22 @@ _HOST_VALUE = frozenset(
         "masked_fill.Tensor masked_fill_.Tensor index_fill.int_Tensor index_fill_.int_Tensor"
     ).split()
 )
+
+
+# What `torch._check` imports, and sympy with it: half a second.
+_CHECKS = "torch.fx.experimental.symbolic_shapes"
+
+
+def _checks_in_python(op: torch._ops.OpOverload) -> bool:
+    table = torch._decomp.global_decomposition_table["meta"]
+    return op in table and not op._schema.is_mutable
+
+
+def _is_broken_import(error: Exception) -> bool:
+    """Whether it says that a module is not there as a whole, and nothing about a call."""
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, ModuleType)
+    return isinstance(error, ImportError)
 
 
 def is_random(op: torch._ops.OpOverload) -> bool:
@@ -184,6 +202,8 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         positional = [v for a, v in zip(schema, call) if not a.kwarg_only]
         keywords = {a.name: v for a, v in zip(schema, call) if a.kwarg_only}
         special = _SPECIAL.get(overload_name(op))
+        if _CHECKS not in sys.modules and _checks_in_python(target):
+            interruptible.import_whole(_CHECKS)
         try:
             if special:
                 result = special(*positional)
@@ -197,8 +217,9 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
                 result = target(*positional, **keywords)
         except NotImplementedError:
             raise
-        except Exception:
-            doubt(op, target, args)
+        except Exception as error:
+            if not _is_broken_import(error):
+                doubt(op, target, args)
             raise
         if suspicious(op, args):
             check(op, target, args)
