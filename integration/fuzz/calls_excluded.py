@@ -120,32 +120,6 @@ BY_VALUE = re.compile(
 )
 
 
-# Differences that are known and not mended yet: kind, key and text of the failure, and what is
-# behind it. The list only shrinks.
-KNOWN: tuple[tuple[str, str, str, str], ...] = (
-    (
-        "no error",
-        r"out$|_\.|_$",
-        r"desired output type|to have (scalar )?(d?type)|scalar[_ ]type|to have the same dtype",
-        "a dtype that the result cannot be cast to is not refused by every op",
-    ),
-    (
-        "late error",
-        r"",
-        r"TPU1008",
-        "a dtype that neither the CPU nor the lowering has is refused where the result is read",
-    ),
-)
-
-
-def known(kind: str, key: str, text: str) -> bool:
-    """Whether a failure is in the list."""
-    return any(
-        kind == k and re.search(names, key) and re.search(texts, text)
-        for k, names, texts, _ in KNOWN
-    )
-
-
 def reason(name: str, overload: str) -> str | None:
     """Why an ATen op is not called; None if it is."""
     if name in EXCLUDED:

@@ -184,6 +184,26 @@ MISTAKES: dict[str, Mistake] = {
     "product of other masks": lambda d: (_f(d, 4, 4) > 0) @ (_f(d, 4, 4) > 0),
     "cholesky of bfloat16": lambda d: torch.linalg.cholesky(_f(d, 3, 3).bfloat16()),
     "cholesky of integers": lambda d: torch.cholesky(_i(d, 3, 3)),
+    "floor division by zero": lambda d: _i(d, 3) // 0,
+    "floor division by zero after a good one": lambda d: [_i(d, 3) // n for n in (2, 0)],
+    "in-place division by zero": lambda d: [_i(d, 3).floor_divide_(n) for n in (2, 0)],
+    "remainder by zero after a good one": lambda d: [_i(d, 3) % n for n in (2, 0)],
+    "remainder by a zero tensor": lambda d: [_i(d, 3) % torch.tensor(n) for n in (2, 0)],
+    "fmod by zero after a good one": lambda d: [torch.fmod(_i(d, 3), n) for n in (2, 0)],
+    "truncating division by zero": lambda d: [
+        _i(d, 3).div(n, rounding_mode="trunc") for n in (2, 0)
+    ],
+    "division by what is zero in bytes": lambda d: [_bytes(d, 3) // n for n in (257, 256)],
+    "geqrf out": lambda d: torch.geqrf(_f(d, 3, 3), out=(_i(d, 3, 3), _i(d, 3))),
+    "multinomial out": lambda d: torch.multinomial(_f(d, 3), 2, out=_f(d, 2)),
+    "sort out": lambda d: torch.sort(_f(d, 2), out=(_f(d, 2), _f(d, 2))),
+    "searchsorted out": lambda d: torch.searchsorted(_f(d, 2), _f(d, 2), out=_f(d, 2)),
+    "isin out": lambda d: torch.isin(_f(d, 2), _f(d, 2), out=_f(d, 2)),
+    "kthvalue out": lambda d: torch.kthvalue(_f(d, 2), 1, out=(_f(d, 1)[0], _f(d, 1)[0])),
+    "cat out twice": lambda d: torch.cat([_f(d, 2), _f(d, 3)], out=_f(d, 1).expand(5)),
+    "hardtanh backward of integers": lambda d: torch.ops.aten.hardtanh_backward(
+        _i(d, 3), _i(d, 3), 0, 1
+    ),
     "conv without outputs": lambda d: F.conv1d(_f(d, 2, 3, 5), _f(d, 0, 3, 2)),
 }
 
