@@ -204,6 +204,8 @@ MISTAKES: dict[str, Mistake] = {
     "hardtanh backward of integers": lambda d: torch.ops.aten.hardtanh_backward(
         _i(d, 3), _i(d, 3), 0, 1
     ),
+    "stft of halves": lambda d: torch.stft(_f(d, 8).half(), 4, return_complex=True),
+    "stft of bfloat16": lambda d: torch.stft(_f(d, 8).bfloat16(), 4, return_complex=True),
     "conv without outputs": lambda d: F.conv1d(_f(d, 2, 3, 5), _f(d, 0, 3, 2)),
 }
 

@@ -118,10 +118,10 @@ def _lgamma(x: Array) -> Array:
     near_1 = by_1 * jnp.polyval(jnp.asarray(_LGAMMA_1, x.dtype), by_1)
     near_2 = by_2 * jnp.polyval(jnp.asarray(_LGAMMA_2, x.dtype), by_2)
     shifted = by_1 * jnp.polyval(jnp.asarray(_LGAMMA_2, x.dtype), by_1)  # of x + 1
-    between = shifted - jnp.log(jnp.where(x > 1, x, jnp.ones_like(x)))
+    around_1 = shifted - jnp.log(jnp.where(x > 0, x, jnp.ones_like(x)))
     near_1 = jnp.where(by_1 == 0, by_1, near_1)  # 0, not -0
+    value = jnp.where((x >= 0.5) & (x < 1.5), around_1, value)
     value = jnp.where((x >= 0.75) & (x < 1.25), near_1, value)
-    value = jnp.where((x >= 1.25) & (x < 1.5), between, value)
     return jnp.where((x >= 1.5) & (x <= 2.5), near_2, value)
 
 
