@@ -225,6 +225,6 @@ _KEPT_COMPOSITE = frozenset(
         "clone.default _to_copy.default empty_like.default zeros_like.default ones_like.default "
         "full_like.default new_zeros.default new_ones.default new_full.default new_empty.default "
         "new_empty_strided.default rand_like.default randn_like.default randint_like.default "
-        "contiguous.default lift_fresh.default detach.default alias.default"
+        "arange.out contiguous.default lift_fresh.default detach.default alias.default"
     ).split()
 )
