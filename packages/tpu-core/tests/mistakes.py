@@ -151,6 +151,23 @@ MISTAKES: dict[str, Mistake] = {
     "bernoulli chance": lambda d: _f(d, 3).bernoulli_(2),
     "normal deviation after a good one": lambda d: _f(d, 3).normal_(0, 1).normal_(0, -1),
     "geometric chance after a good one": lambda d: _f(d, 3).geometric_(0.5).geometric_(1.5),
+    "celu after a good one": lambda d: [F.celu(_f(d, 3), a) for a in (1.0, 0.0)],
+    "softshrink after a good one": lambda d: [F.softshrink(_f(d, 3), n) for n in (0.5, -1)],
+    "smooth loss after a good one": lambda d: [
+        F.smooth_l1_loss(_f(d, 3), _f(d, 3), beta=b) for b in (1.0, -1.0)
+    ],
+    "huber loss after a good one": lambda d: [
+        F.huber_loss(_f(d, 3), _f(d, 3), delta=b) for b in (1.0, 0.0)
+    ],
+    "renorm after a good one": lambda d: [_f(d, 2, 3).renorm(1, 0, n) for n in (1.0, -1.0)],
+    "histc after a good one": lambda d: [_f(d, 3).histc(3, n, 3) for n in (1.0, 5.0)],
+    "histc of no range": lambda d: _f(d, 3).histc(3, 0, float("inf")),
+    "backward of elu_ with a negative slope": lambda d: [
+        F.elu_(_f(d, 3).requires_grad_() * 1, n).sum().backward() for n in (1.0, -1.0)
+    ],
+    "backward of leaky_relu_ with a negative slope": lambda d: [
+        F.leaky_relu_(_f(d, 3).requires_grad_() * 1, n).sum().backward() for n in (1.0, -1.0)
+    ],
     "uniform of integers": lambda d: _i(d, 3).uniform_(),
     "normal of integers": lambda d: _i(d, 3).normal_(),
     "random beyond the dtype": lambda d: _bytes(d, 3).random_(0, 1000),
