@@ -110,7 +110,7 @@ def test_hardsigmoid_gradient_in_float64() -> None:
     x = torch.tensor([-4.0, -1.0, 0.5, 5.0], dtype=torch.float64)
     grads = []
     for device in ("cpu", "tpu"):
-        leaf = x.to(device).requires_grad_()
+        leaf = x.clone().to(device).requires_grad_()
         F.hardsigmoid(leaf).sum().backward()
         grads.append(leaf.grad.cpu())
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=0)

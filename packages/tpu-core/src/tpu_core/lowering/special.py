@@ -82,6 +82,7 @@ def polygamma(n: int, self: Array) -> Array:
     coefficients = jnp.asarray((polynomial.coef[::-1] * math.pi ** (n + 1)).astype(x.dtype))
     reflected = -sign * value - jnp.polyval(coefficients, cotangent)
     reflected = jnp.where(x == jnp.floor(x), jnp.full_like(x, sign * math.inf), reflected)
+    value = jnp.where(x == 0, jnp.full_like(x, sign * math.inf), value)
     return jnp.where(negative, reflected, value)
 
 
