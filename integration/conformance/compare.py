@@ -60,10 +60,12 @@ class ToDevice:
         if x.is_neg():
             return torch._neg_view(self._values(torch._neg_view(x)))
         storage = x.untyped_storage()
-        if x.is_contiguous() and storage.nbytes() == x.numel() * x.element_size():
-            return x.to(DEVICE)
         key = storage._cdata
         if key not in self._storages:
+            if x.is_contiguous() and storage.nbytes() == x.numel() * x.element_size():
+                y = x.to(DEVICE)
+                self._storages[key] = y.view(-1)
+                return y
             size = storage.nbytes() // x.element_size()
             self._storages[key] = x.as_strided((size,), (1,), 0).to(DEVICE)
         base = self._storages[key].view(x.dtype)

@@ -188,7 +188,7 @@ def _out(entry: Entry, op: Any, sample: Any, index: int) -> None:
         return [same, *tree_leaves(sample.output_process_fn_grad(result))]
 
     def with_form(inputs: Arguments) -> Any:
-        device = compare.DEVICE if _is_on_device(inputs) else "cpu"
+        device = compare.DEVICE if _is_on_device(inputs) else torch.empty(0).device
         outs = [_blank(t, index % 3).to(device) for t in tensors]
         return run(inputs, outs)
 
@@ -197,7 +197,7 @@ def _out(entry: Entry, op: Any, sample: Any, index: int) -> None:
         return
 
     def of_integers(inputs: Arguments) -> Any:
-        device = compare.DEVICE if _is_on_device(inputs) else "cpu"
+        device = compare.DEVICE if _is_on_device(inputs) else torch.empty(0).device
         return run(
             inputs, [torch.zeros(t.shape, dtype=torch.int64, device=device) for t in tensors]
         )

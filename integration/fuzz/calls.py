@@ -8,7 +8,6 @@ from small compositions.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
 from collections.abc import Iterator
@@ -122,15 +121,6 @@ class Calls:
     # --- running ----------------------------------------------------------------------------
 
     def run(self, case: Case) -> Failure | None:
-        failure = self._run(case)
-        if failure is not None and calls_excluded.known(failure.kind, failure.key, failure.text):
-            # What it left behind must not meet the next case either.
-            with contextlib.suppress(Exception):
-                torch.tpu.synchronize()
-            return None
-        return failure
-
-    def _run(self, case: Case) -> Failure | None:
         data = case.data
         cpu, device = World("cpu", data), World("tpu", data)
         pending = []

@@ -54,7 +54,7 @@ REASONS: dict[str, str] = {
         mkldnn_max_pool2d mkldnn_max_pool3d mkldnn_reorder_conv2d_weight
         mkldnn_reorder_conv3d_weight mkldnn_rnn_layer mps_linear mkl_linear xnnpack_conv""",
     "read memory beyond the elements of their input": """
-        as_strided as_strided_ as_strided_copy as_strided_scatter""",
+        as_strided as_strided_ as_strided_copy as_strided_scatter _reshape_alias""",
     "called through OpInfo, whose arguments fit together": """
         lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell quantized_lstm
         quantized_gru quantized_lstm_cell quantized_gru_cell batch_norm native_batch_norm
@@ -79,7 +79,7 @@ EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.
 PARTS = ("quantize", "sparse", "_backward", "mkldnn", "fbgemm", "nested", "_jagged", "qscheme")
 # Ops with one underscore in front that users meet through a public name.
 INTERNAL = re.compile(
-    r"_foreach_(?!.*norm\.).*|_softmax|_log_softmax|_unsafe_view|_reshape_alias|_stack|_cumcummax"
+    r"_foreach_(?!.*norm\.).*|_softmax|_log_softmax|_unsafe_view|_stack|_cumcummax"
 )
 
 # A leaf named by an index among equal values may be any of them.
@@ -118,32 +118,6 @@ BY_VALUE = re.compile(
         )
     )
 )
-
-
-# Differences that are known and not mended yet: kind, key and text of the failure, and what is
-# behind it. The list only shrinks.
-KNOWN: tuple[tuple[str, str, str, str], ...] = (
-    (
-        "no error",
-        r"out$|_\.|_$",
-        r"desired output type|to have (scalar )?(d?type)|scalar[_ ]type|to have the same dtype",
-        "a dtype that the result cannot be cast to is not refused by every op",
-    ),
-    (
-        "late error",
-        r"",
-        r"TPU1008",
-        "a dtype that neither the CPU nor the lowering has is refused where the result is read",
-    ),
-)
-
-
-def known(kind: str, key: str, text: str) -> bool:
-    """Whether a failure is in the list."""
-    return any(
-        kind == k and re.search(names, key) and re.search(texts, text)
-        for k, names, texts, _ in KNOWN
-    )
 
 
 def reason(name: str, overload: str) -> str | None:

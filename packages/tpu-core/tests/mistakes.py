@@ -151,6 +151,23 @@ MISTAKES: dict[str, Mistake] = {
     "bernoulli chance": lambda d: _f(d, 3).bernoulli_(2),
     "normal deviation after a good one": lambda d: _f(d, 3).normal_(0, 1).normal_(0, -1),
     "geometric chance after a good one": lambda d: _f(d, 3).geometric_(0.5).geometric_(1.5),
+    "celu after a good one": lambda d: [F.celu(_f(d, 3), a) for a in (1.0, 0.0)],
+    "softshrink after a good one": lambda d: [F.softshrink(_f(d, 3), n) for n in (0.5, -1)],
+    "smooth loss after a good one": lambda d: [
+        F.smooth_l1_loss(_f(d, 3), _f(d, 3), beta=b) for b in (1.0, -1.0)
+    ],
+    "huber loss after a good one": lambda d: [
+        F.huber_loss(_f(d, 3), _f(d, 3), delta=b) for b in (1.0, 0.0)
+    ],
+    "renorm after a good one": lambda d: [_f(d, 2, 3).renorm(1, 0, n) for n in (1.0, -1.0)],
+    "histc after a good one": lambda d: [_f(d, 3).histc(3, n, 3) for n in (1.0, 5.0)],
+    "histc of no range": lambda d: _f(d, 3).histc(3, 0, float("inf")),
+    "backward of elu_ with a negative slope": lambda d: [
+        F.elu_(_f(d, 3).requires_grad_() * 1, n).sum().backward() for n in (1.0, -1.0)
+    ],
+    "backward of leaky_relu_ with a negative slope": lambda d: [
+        F.leaky_relu_(_f(d, 3).requires_grad_() * 1, n).sum().backward() for n in (1.0, -1.0)
+    ],
     "uniform of integers": lambda d: _i(d, 3).uniform_(),
     "normal of integers": lambda d: _i(d, 3).normal_(),
     "random beyond the dtype": lambda d: _bytes(d, 3).random_(0, 1000),
@@ -184,6 +201,28 @@ MISTAKES: dict[str, Mistake] = {
     "product of other masks": lambda d: (_f(d, 4, 4) > 0) @ (_f(d, 4, 4) > 0),
     "cholesky of bfloat16": lambda d: torch.linalg.cholesky(_f(d, 3, 3).bfloat16()),
     "cholesky of integers": lambda d: torch.cholesky(_i(d, 3, 3)),
+    "floor division by zero": lambda d: _i(d, 3) // 0,
+    "floor division by zero after a good one": lambda d: [_i(d, 3) // n for n in (2, 0)],
+    "in-place division by zero": lambda d: [_i(d, 3).floor_divide_(n) for n in (2, 0)],
+    "remainder by zero after a good one": lambda d: [_i(d, 3) % n for n in (2, 0)],
+    "remainder by a zero tensor": lambda d: [_i(d, 3) % torch.tensor(n) for n in (2, 0)],
+    "fmod by zero after a good one": lambda d: [torch.fmod(_i(d, 3), n) for n in (2, 0)],
+    "truncating division by zero": lambda d: [
+        _i(d, 3).div(n, rounding_mode="trunc") for n in (2, 0)
+    ],
+    "division by what is zero in bytes": lambda d: [_bytes(d, 3) // n for n in (257, 256)],
+    "geqrf out": lambda d: torch.geqrf(_f(d, 3, 3), out=(_i(d, 3, 3), _i(d, 3))),
+    "multinomial out": lambda d: torch.multinomial(_f(d, 3), 2, out=_f(d, 2)),
+    "sort out": lambda d: torch.sort(_f(d, 2), out=(_f(d, 2), _f(d, 2))),
+    "searchsorted out": lambda d: torch.searchsorted(_f(d, 2), _f(d, 2), out=_f(d, 2)),
+    "isin out": lambda d: torch.isin(_f(d, 2), _f(d, 2), out=_f(d, 2)),
+    "kthvalue out": lambda d: torch.kthvalue(_f(d, 2), 1, out=(_f(d, 1)[0], _f(d, 1)[0])),
+    "cat out twice": lambda d: torch.cat([_f(d, 2), _f(d, 3)], out=_f(d, 1).expand(5)),
+    "hardtanh backward of integers": lambda d: torch.ops.aten.hardtanh_backward(
+        _i(d, 3), _i(d, 3), 0, 1
+    ),
+    "stft of halves": lambda d: torch.stft(_f(d, 8).half(), 4, return_complex=True),
+    "stft of bfloat16": lambda d: torch.stft(_f(d, 8).bfloat16(), 4, return_complex=True),
     "conv without outputs": lambda d: F.conv1d(_f(d, 2, 3, 5), _f(d, 0, 3, 2)),
 }
 

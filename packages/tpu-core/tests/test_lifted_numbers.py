@@ -108,3 +108,19 @@ def test_batch_norm_with_a_cumulative_average() -> None:
         assert made() <= 8
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:.*resized:UserWarning", "ignore:.*out tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.range:UserWarning")
+@pytest.mark.parametrize("op", ["arange", "range", "fft_fftfreq", "fft_rfftfreq"])
+def test_numbers_that_decide_a_length_resize_out_tensors(op: str) -> None:
+    overload = getattr(torch.ops.aten, op)
+    calls = {
+        "arange": [(2,), (3,), (1,), (3.0,), (0, 2), (1, 5, 2)],
+        "range": [(0, 2), (0, 3), (1, 1), (0, 4, 2), (0, 6, 2)],
+    }.get(op, [(2, 2.0), (3, 0.5), (3, 0.25), (1, 0.25), (4, 0.25)])
+    results = []
+    for device in ("cpu", "tpu"):
+        out = torch.zeros(0, device=device)
+        results.append([overload(*c, out=out).cpu().clone() for c in calls])
+    torch.testing.assert_close(results[1], results[0])

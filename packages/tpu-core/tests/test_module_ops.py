@@ -70,6 +70,46 @@ def test_masked_softmax() -> None:
     agree(lambda x, m: torch._masked_softmax(x, m, 3, 2), random(2, 2, 4, 4), mask)
 
 
+def test_batch_norms_in_evaluation_save_nothing() -> None:
+    aten, x, c = torch.ops.aten, random(4, 3, 5), random(3).abs()
+    for op, *rest in (
+        (aten._native_batch_norm_legit, False, 0.1, 1e-5),
+        (aten._native_batch_norm_legit_functional, False, 0.1, 1e-5),
+        (aten._native_batch_norm_legit_no_training, 0.1, 1e-5),
+        (aten._batch_norm_no_update, 0.1, 1e-5),
+    ):
+        want = op(x, c, c, c, c, *rest)
+        got = op(x.to("tpu"), *[c.to("tpu")] * 4, *rest)
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g.cpu(), w, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(0,), (3,)])
+def test_batch_norm_in_evaluation_leaves_out_tensors_of_statistics(size: tuple[int]) -> None:
+    x, c = random(4, 3, 5), random(3).abs()
+    results = []
+    for device in ("cpu", "tpu"):
+        outs = [torch.full(s, 7.0, device=device) for s in ((0,), size, size)]
+        args = [t.to(device) for t in (x, c, c, c, c)]
+        torch.ops.aten._native_batch_norm_legit.out(
+            *args, False, 0.1, 1e-5, out=outs[0], save_mean=outs[1], save_invstd=outs[2]
+        )
+        results.append([t.cpu() for t in outs])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_out_tensors_of_ops_without_a_meta_function_are_resized() -> None:
+    x, results = random(4, 3, 5), []
+    for device in ("cpu", "tpu"):
+        a, *outs = x.to(device), *(torch.zeros(0, device=device) for _ in range(5))
+        torch.geqrf(a[0], out=tuple(outs[:2]))
+        torch.ops.aten._native_batch_norm_legit.no_stats_out(
+            a, None, None, True, 0.1, 1e-5, out=outs[2], save_mean=outs[3], save_invstd=outs[4]
+        )
+        results.append([t.cpu() for t in outs])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
 def test_ops_of_sync_batch_norm_write_the_running_statistics() -> None:
     """Two processes' halves of a batch, as `nn.SyncBatchNorm` joins them."""
     x, grad = random(6, 3, 5), random(6, 3, 5, seed=1)

@@ -101,9 +101,19 @@ def test_softplus_arguments() -> None:
 
 
 def test_logit_outside_of_its_range() -> None:
-    for eps in (None, 0.1):
+    for eps in (None, 0.1, 0.6):
         x = torch.tensor([-0.5, 0.0, 0.05, 0.5, 0.95, 1.0, 1.5], requires_grad=True)
         compare(lambda x=x, eps=eps: torch.logit(x, eps).backward(torch.ones_like(x)))
+
+
+def test_hardsigmoid_gradient_in_float64() -> None:
+    x = torch.tensor([-4.0, -1.0, 0.5, 5.0], dtype=torch.float64)
+    grads = []
+    for device in ("cpu", "tpu"):
+        leaf = x.clone().to(device).requires_grad_()
+        F.hardsigmoid(leaf).sum().backward()
+        grads.append(leaf.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=0)
 
 
 def test_rrelu_draws_slopes() -> None:

@@ -43,6 +43,22 @@ def compare(fn, *args, **options) -> None:
     assert mode.seen
 
 
+def test_lgamma_has_its_digits_around_its_zeros() -> None:
+    x = torch.linspace(0.5, 2.5, 1001)
+    near = torch.tensor([1.0, 2.0, 1 - 1e-6, 1 + 1e-6, 2 - 1e-6, 2 + 1e-6])
+    for values in (x, near):
+        got = torch.lgamma(values.to("tpu")).cpu()
+        torch.testing.assert_close(got, torch.lgamma(values), rtol=2e-6, atol=1e-9)
+    assert torch.lgamma(near.to("tpu")[:2]).cpu().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_polygamma_at_its_pole(n: int) -> None:
+    x = torch.tensor([0.0, 1.0, -1.0])
+    got = torch.polygamma(n, x.to("tpu")).cpu()
+    torch.testing.assert_close(got, torch.polygamma(n, x), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def functions(names: str):
     return [getattr(torch.special, n) for n in names.split()]
 

@@ -323,14 +323,22 @@ bool overflows(at::ScalarType to, Number x) {
 }
 
 // Lifted numbers are no part of the signature, but whether PyTorch takes them is: a number that does not
-// fit the dtype of an operand, or lies outside the bounds of its argument, makes another signature, about
-// which Python is asked. Numbers up to 127 fit every dtype.
+// fit the dtype of an operand, divides integers by zero, or lies outside the bounds of its argument, makes
+// another signature, about which Python is asked. Numbers up to 127 fit every dtype.
 void hash_refusable(Call& c, const OpDescription& d, const c10::IValue* args) {
   for (size_t i = 0; i < c.numbers.size(); ++i) {
     const auto pack = c.packs[i];
     if (pack == Pack::I32) continue;  // starts of slices
     const bool whole = pack == Pack::I64;
     const auto integer = static_cast<int64_t>(c.numbers[i]);
+    if (d.divides && whole)
+      for (const auto& a : c.reads) {
+        const auto to = a.tensor->scalar_type();
+        // Of the number, the dtype's bits count: 256 is 0 in eight.
+        const auto bits = 8 * c10::elementSize(to);
+        const bool zero = bits < 64 ? !(integer & ((1ll << bits) - 1)) : !integer;
+        if (zero && at::isIntegralType(to, true)) c.hasher.add(92);
+      }
     double real;
     std::memcpy(&real, &c.numbers[i], 8);
     if (whole ? integer >= -127 && integer <= 127 : std::abs(real) <= 127) continue;

@@ -255,6 +255,7 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->jax_settings = info["jax_settings"].cast<bool>();
   d->precision = info["precision"].cast<bool>();
   d->wide_numbers = info["wide_numbers"].cast<bool>();
+  d->divides = info["divides"].cast<bool>();
   for (auto b : info["bounds"]) {
     auto t = b.cast<py::tuple>();
     d->bounds.push_back(

@@ -35,6 +35,7 @@ struct OpDescription {
   bool jax_settings = false;     // depends on the user's JAX settings
   bool precision = false;        // depends on the float32 matmul precision
   bool wide_numbers = false;     // float numbers travel in 64 bits
+  bool divides = false;          // an integer divided by zero is an error
   std::vector<Bounds> bounds;    // of number arguments that PyTorch checks
   py::object python;             // the overload, passed back to Python on a miss
   py::object handler;            // set if Python handles every call

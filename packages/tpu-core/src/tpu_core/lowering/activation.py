@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tpu_core.lowering.dtypes import cast, compute
@@ -287,7 +288,8 @@ def hardsigmoid(self: Array) -> Array:
 @lowering("aten.hardsigmoid_backward.default")
 def hardsigmoid_backward(grad_output: Array, self: Array) -> Array:
     grad, x = compute(grad_output, self)
-    return jnp.where((x > -3) & (x < 3), grad * (1 / 6), jnp.zeros((), grad.dtype))
+    sixth = float(np.float32(1 / 6))  # ATen's constant is of float32 in every dtype
+    return jnp.where((x > -3) & (x < 3), grad * sixth, jnp.zeros((), grad.dtype))
 
 
 @lowering("aten.hardswish.default")

@@ -114,7 +114,9 @@ def arange(end: Any, *, dtype: Any = None, out: Out) -> Array:
     return _steps(0, 1, out)
 
 
-@lowering("aten.arange.start", "aten.arange.start_step", "aten.range.step", "aten.range.default")
+# No kernel finds the length of ``torch.range``, as that of `arange` does: its numbers decide it.
+@lowering("aten.range.step", "aten.range.default", static=("start", "end", "step"))
+@lowering("aten.arange.start", "aten.arange.start_step")
 def arange_start(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, out: Out) -> Array:
     # ``end`` only sets the length, so that a moving range needs no new program.
     return _steps(start, step, out)

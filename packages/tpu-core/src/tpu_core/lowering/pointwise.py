@@ -232,8 +232,10 @@ def frexp(self: Array) -> tuple[Array, Array]:
 def logit(self: Array, eps: Any = None) -> Array:
     (x,) = compute_float(self)
     if eps is not None:
-        eps = cast(eps, x.dtype)
-        x = jnp.minimum(jnp.maximum(x, eps), 1 - eps)
+        low = cast(eps, x.dtype)
+        high = 1 - low
+        # With eps over 0.5 the lower bound counts, as in ATen.
+        x = jnp.where(x < low, low, jnp.where(x > high, high, x))
     return jnp.log(x / (1 - x))
 
 

@@ -82,6 +82,7 @@ def polygamma(n: int, self: Array) -> Array:
     coefficients = jnp.asarray((polynomial.coef[::-1] * math.pi ** (n + 1)).astype(x.dtype))
     reflected = -sign * value - jnp.polyval(coefficients, cotangent)
     reflected = jnp.where(x == jnp.floor(x), jnp.full_like(x, sign * math.inf), reflected)
+    value = jnp.where(x == 0, jnp.full_like(x, sign * math.inf), value)
     return jnp.where(negative, reflected, value)
 
 
@@ -96,6 +97,33 @@ def _log_ndtr(x: Array) -> Array:
     low = jnp.minimum(t, -math.sqrt(0.5))
     tail = jnp.log(special.erfcx(-low) / 2) - low * low
     return jnp.where(x < -1, tail, jnp.log1p(-lax.erfc(t) / 2))
+
+
+# Cephes, lgamf: coefficients of log(gamma(x + 1)) / x and log(gamma(x + 2)) / x around 0.
+_LGAMMA_1 = (
+    *(1.369488127325832e-1, -1.590086327657347e-1, 1.692415923504637e-1, -2.067882815621965e-1),
+    *(2.705806208275915e-1, -4.006931650563372e-1, 8.224670749082976e-1, -5.772156501719101e-1),
+)
+_LGAMMA_2 = (
+    *(6.055172732649237e-4, -1.311620815545743e-3, 2.863437556468661e-3, -7.366775108654962e-3),
+    *(2.058355474821512e-2, -6.735323259371034e-2, 3.224669577325661e-1, 4.227843421859038e-1),
+)
+
+
+def _lgamma(x: Array) -> Array:
+    """XLA's sum of logarithms leaves no digits near 1 and 2 in float32, where the result is 0."""
+    value = lax.lgamma(x)
+    if x.dtype != np.float32:
+        return value
+    by_1, by_2 = x - 1, x - 2
+    near_1 = by_1 * jnp.polyval(jnp.asarray(_LGAMMA_1, x.dtype), by_1)
+    near_2 = by_2 * jnp.polyval(jnp.asarray(_LGAMMA_2, x.dtype), by_2)
+    shifted = by_1 * jnp.polyval(jnp.asarray(_LGAMMA_2, x.dtype), by_1)  # of x + 1
+    around_1 = shifted - jnp.log(jnp.where(x > 0, x, jnp.ones_like(x)))
+    near_1 = jnp.where(by_1 == 0, by_1, near_1)  # 0, not -0
+    value = jnp.where((x >= 0.5) & (x < 1.5), around_1, value)
+    value = jnp.where((x >= 0.75) & (x < 1.25), near_1, value)
+    return jnp.where((x >= 1.5) & (x <= 2.5), near_2, value)
 
 
 def _entr(x: Array) -> Array:
@@ -119,7 +147,7 @@ register_table(
         "aten.erf.default": floats(lax.erf),
         "aten.erfc.default": floats(lax.erfc),
         "aten.erfinv.default": floats(lax.erf_inv),
-        "aten.lgamma.default": floats(lax.lgamma),
+        "aten.lgamma.default": floats(_lgamma),
         "aten.digamma.default": floats(_digamma),
         "aten.i0.default": floats(special.i0),
         "aten.special_i0e.default": floats(lax.bessel_i0e),

@@ -124,11 +124,11 @@ _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 
 
 def has_no_more(op: torch._ops.OpOverload) -> bool:
-    """Whether the device has no more dtypes for the op than the CPU: XLA calls LAPACK, and has no
-    bits of floats.
+    """Whether the device has no more dtypes for the op than the CPU: XLA calls LAPACK, and has
+    neither bits of floats nor transforms of narrow ones.
     """
     entry = lowering_of(op)
-    if entry is not None and entry.family in ("linalg", "lu"):
+    if entry is not None and entry.family in ("linalg", "lu", "fft"):
         return True
     return overload_name(op).startswith(("aten.bitwise_", "aten.gcd", "aten.lcm"))
 

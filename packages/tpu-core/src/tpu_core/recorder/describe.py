@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tpu_core.lowering.registry import Lowering
-from tpu_core.recorder import composed, data_dependent, fallback, meta
+from tpu_core.recorder import composed, data_dependent, fallback, meta, suspicions
 from tpu_core.recorder.decompose import decomposition_of
 from tpu_core.recorder.variants import (
     OVERWRITING,
@@ -44,6 +45,7 @@ _HOST_OPS = frozenset(
 # each at a place of its own, they would make each layer's normalisation another kernel.
 _STEADY = frozenset({"eps", "momentum"})
 _TINY = math.ulp(0.0)
+_HUGE = sys.float_info.max
 # What PyTorch's kernels ask of number arguments: the least and the most that they take, or the
 # argument that is the most.
 _BOUNDS: dict[str, dict[str, tuple[float, float | str]]] = {
@@ -62,6 +64,17 @@ _BOUNDS: dict[str, dict[str, tuple[float, float | str]]] = {
     "geometric_.default": {"p": (_TINY, math.nextafter(1.0, 0.0))},
     "log_normal_.default": {"std": (_TINY, math.inf)},
     "cauchy_.default": {"sigma": (_TINY, math.inf)},
+    **dict.fromkeys(("renorm.default", "renorm_.default"), {"maxnorm": (0.0, math.inf)}),
+    **dict.fromkeys(
+        ("histc.default", "histc.out"), {"min": (-_HUGE, "max"), "max": (-_HUGE, _HUGE)}
+    ),
+    # Refused where they are given the result of an in-place op.
+    "elu_backward.default": {"alpha": (0.0, math.inf)},
+    "leaky_relu_backward.default": {"negative_slope": (0.0, math.inf)},
+    **dict.fromkeys(("celu.default", "celu_.default"), {"alpha": (_TINY, math.inf)}),
+    **dict.fromkeys(("softshrink.default", "softshrink.out"), {"lambd": (0.0, math.inf)}),
+    **dict.fromkeys(("smooth_l1_loss.default", "smooth_l1_loss.out"), {"beta": (0.0, math.inf)}),
+    **dict.fromkeys(("huber_loss.default", "huber_loss.out"), {"delta": (_TINY, math.inf)}),
     "rrelu_with_noise.default": {"lower": (-math.inf, "upper")},
     "rrelu_with_noise_.default": {"lower": (-math.inf, "upper")},
 }
@@ -186,5 +199,6 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
         "jax_settings": bool(entry and entry.identity),
         "precision": decomposed or _has_products(entry),
         "wide_numbers": overload_name(op) == "tpu.arange_.default",
+        "divides": suspicions.divides(op),
         "handler": handler,
     }

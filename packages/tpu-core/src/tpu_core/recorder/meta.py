@@ -216,15 +216,20 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
             else:
                 result = target(*positional, **keywords)
         except NotImplementedError:
+            _check(op, target, args)
             raise
         except Exception as error:
             if not _is_broken_import(error):
                 doubt(op, target, args)
             raise
-        if suspicious(op, args):
-            check(op, target, args)
-            passed(op, args)
+        _check(op, target, args)
     return result, twins
+
+
+def _check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    if suspicious(op, args):
+        check(op, target, args)
+        passed(op, args)
 
 
 def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
@@ -260,6 +265,20 @@ def _batch_norm(
         dtype = torch.float32
     saved = [torch.empty(n, dtype=dtype, device="meta") for _ in range(2)]
     return torch.empty_like(x), *saved
+
+
+def _batch_norm_functional(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    results = _batch_norm(x, weight, bias, mean, var, *rest)
+    return *results, torch.empty_like(mean), torch.empty_like(var)
+
+
+def _batch_norm_evaluated(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *_: Any) -> Any:
+    return _batch_norm(x, weight, bias, mean, var, False)
+
+
+def _batch_norm_no_update(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *_: Any) -> Any:
+    results = _batch_norm(x, weight, bias, mean, var, mean is None or var is None)
+    return *results, x.new_empty(0, dtype=torch.uint8)
 
 
 def _batch_norm_statistics(x: Any, *_: Any) -> Any:
@@ -336,6 +355,10 @@ _SPECIAL = {
     "aten._thnn_fused_gru_cell.default": _gru_cell,
     "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
     "aten.native_batch_norm.default": _batch_norm,
+    "aten._native_batch_norm_legit.default": _batch_norm,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm_functional,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
+    "aten._batch_norm_no_update.default": _batch_norm_no_update,
     "aten.batch_norm_stats.default": _batch_norm_statistics,
     "aten.batch_norm_update_stats.default": _batch_norm_statistics,
     "aten.batch_norm_gather_stats_with_counts.default": _batch_norm_gather,

@@ -138,6 +138,8 @@ def miss(
             raise
         # An in-place op without a meta function makes no output whose shape one would have to know.
         result, twins = None, [tree_map(MetaTensors(), a) for a in args]
+        if is_out_variant(op):
+            _resize_twins(op, args, twins)
     if is_out_variant(op) and (resize := _resize(op, args, twins)) is not None:
         return RESIZE, resize, (), (), ()
 
@@ -239,6 +241,20 @@ def _meta(x: Any) -> Any:
     if isinstance(x, torch.Tensor) and x.device.type == "cpu":
         return x.to("meta")
     return x
+
+
+def _resize_twins(op: torch._ops.OpOverload, args: tuple[Any, ...], twins: list[Any]) -> None:
+    """Give the twins of ``out=`` tensors the shapes of the functional overload's results."""
+    schema = op._schema.arguments
+    if (target := functional(op)) is None:
+        return
+    try:
+        result, _ = run_meta(target, [x for a, x in zip(schema, args) if not a.is_out])
+    except NotImplementedError:
+        return
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    for twin, made in zip((t for a, t in zip(schema, twins) if a.is_out), results):
+        twin.resize_(made.shape)
 
 
 def _resize(op: torch._ops.OpOverload, args: tuple[Any, ...], twins: list[Any]) -> Any:

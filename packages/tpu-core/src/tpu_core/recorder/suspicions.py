@@ -24,6 +24,8 @@ def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
         return True
     if _does_not_fit(args) or _out_of_bounds(op, args) or _first_of_dtypes(op, args):
         return True
+    if divides(op) and _may_be_zero(named.get("other")):
+        return True
     name = overload_name(op).split(".")[1]
     if name.startswith("_foreach_") and name.endswith("_") and _whole_numbers(named["self"]):
         return True
@@ -86,6 +88,23 @@ def _overflows(number: Any, dtype: torch.dtype) -> bool:
     return not -info.max - 1 <= number <= info.max
 
 
+_DIVISIONS = frozenset({"div", "divide", "floor_divide", "fmod", "remainder"})
+
+
+def divides(op: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch's kernel raises an error where an integer is divided by zero."""
+    return overload_name(op).split(".")[1].rstrip("_") in _DIVISIONS
+
+
+def _may_be_zero(divisor: Any) -> bool:
+    """Whether the host knows a divisor to be 0 in some dtype: 256 is in eight bits."""
+    if isinstance(divisor, torch.Tensor):
+        if divisor.device.type != "cpu" or divisor.dim() or divisor.is_floating_point():
+            return False
+        divisor = divisor.item()
+    return isinstance(divisor, int) and divisor & 0xFF == 0
+
+
 def _out_of_bounds(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """Whether a number lies outside the bounds that PyTorch's kernel checks."""
     from tpu_core.recorder.describe import bounds
@@ -119,11 +138,14 @@ def _first_of_dtypes(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     the CPU's kernels refuse.
     """
     name = overload_name(op)
-    if "backward" in name or name.split(".")[1] in _OF_MORE_DTYPES:
-        return False
     key = _dtypes_of(op, args)
     _, dtypes, named = key
-    if not named and len(set(dtypes)) == 1:
+    if "backward" in name and any(d.is_floating_point or d.is_complex for d in dtypes):
+        return False
+    if name.split(".")[1] in _OF_MORE_DTYPES:
+        return False
+    # Results of integers or booleans have an ``out=`` of their own dtype, whatever the operands'.
+    if not named and len(set(dtypes)) == 1 and not is_out_variant(op):
         if dtypes[0] in _FLOATS or (dtypes[0] in _HALVES and not has_no_more(op)):
             return False
     return key not in _passed and size_of(args) <= _MOST_BYTES_FOR_DTYPES

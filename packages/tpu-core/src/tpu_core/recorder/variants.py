@@ -81,6 +81,8 @@ def fill_and_mutate(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[A
             raise RuntimeError(
                 f"Expected out tensor to have dtype {result.dtype}, but got {t.dtype} instead"
             )
+        if result.shape == (0,):
+            continue  # statistics of a batch norm in evaluation: the CPU leaves out= as it was
         if t.shape != result.shape:
             t.resize_(result.shape)
         t.copy_(result)
@@ -223,6 +225,6 @@ _KEPT_COMPOSITE = frozenset(
         "clone.default _to_copy.default empty_like.default zeros_like.default ones_like.default "
         "full_like.default new_zeros.default new_ones.default new_full.default new_empty.default "
         "new_empty_strided.default rand_like.default randn_like.default randint_like.default "
-        "contiguous.default lift_fresh.default detach.default alias.default"
+        "arange.out contiguous.default lift_fresh.default detach.default alias.default"
     ).split()
 )
