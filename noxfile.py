@@ -124,7 +124,9 @@ def prepare(s: nox.Session, *groups: str) -> None:
         install_once(s, f"group {group}", "\n".join(wanted), TORCH, *wanted)
     for name in PACKAGES:
         package = ROOT / "packages" / name
-        unbuilt = (package / "setup.py").exists() and not any(package.glob("src/*/_C*.so"))
+        unbuilt = (package / "setup.py").exists() and not any(
+            package.glob("src/*/_extensions/*/_C*.so")
+        )
         options = (TORCH, "--no-build-isolation", "--editable", package)
         install_once(s, f"package {name}", content_hash(package), *options, force=unbuilt)
 

@@ -1,4 +1,8 @@
-"""Build of the C++ extension ``tpu_core._C`` against the torch that is installed."""
+"""Build of the C++ extension ``tpu_core._C`` against the torch that is installed.
+
+Builds for other minor releases of torch that lie beside it go into the wheel too, if they are of
+the same sources: ``nox -s build`` makes them one after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,18 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from setuptools import setup
 
+
+def number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path("src") / "tpu_core"
-MINIMUM_TORCH = "2.13"
+TORCH = ("2.11", "2.15")  # the first and the last minor release that it builds against
 UNITS = 2  # compilers at once; more of them need more than 3 GB of memory
 
 # An installed earlier build of this very package must not be loaded into its own build.
@@ -24,30 +34,17 @@ except ImportError as error:
     sys.exit(
         "tpu-core: building the extension tpu_core._C needs PyTorch, and `import torch` failed:\n"
         f"  {error}\n"
-        f"Install it first (pip install 'torch=={MINIMUM_TORCH}.0'), then run pip install "
-        "--no-build-isolation with setuptools and ninja installed."
+        "Install it first (pip install torch), then run pip install --no-build-isolation with "
+        "setuptools and ninja installed."
     )
 
-if not torch.__version__.startswith(f"{MINIMUM_TORCH}."):
+EXTENSION = SimpleNamespace(**runpy.run_path(str(HERE / PACKAGE / "_extension.py")))
+MINOR = EXTENSION.minor(torch.__version__)
+if not number(TORCH[0]) <= number(MINOR) <= number(TORCH[1]):
     sys.exit(
         f"tpu-core: found torch {torch.__version__}, and this version of tpu-core builds against "
-        f"torch {MINIMUM_TORCH}. Install it with: pip install 'torch=={MINIMUM_TORCH}.0'"
+        f"torch {TORCH[0]} to {TORCH[1]}. Install one of them: pip install 'torch=={TORCH[1]}.*'"
     )
-
-
-def write_build_info() -> None:
-    """Record what the extension is built against, compared with the running torch at first use, and
-    from, which is part of every key in the cache folder.
-    """
-    sources = runpy.run_path(str(HERE / PACKAGE / "_sources.py"))["digest"]()
-    text = (
-        '"""Written by setup.py: what the extension was built against and from."""\n\n'
-        f"TORCH_VERSION = {torch.__version__!r}\n"
-        f"SOURCES = {sources!r}\n"
-    )
-    path = HERE / PACKAGE / "_build_info.py"
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
 
 
 def translation_units() -> list[str]:
@@ -62,29 +59,45 @@ def translation_units() -> list[str]:
     # Python's internal headers must come before Python.h.
     sources.sort(key=lambda p: p.name != "lines.cpp")
     units = []
+    digest = EXTENSION.sources_digest()
     for i in range(UNITS):
         text = "".join(f'#include "{p}"\n' for p in sources[i::UNITS])
         path = folder / f"unit{i}.cpp"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
         units.append(str(path.relative_to(HERE)))
-    return units
+    # What the build says of itself; alone, as it changes with each of the others.
+    path = folder / "digest.cpp"
+    text = f'extern const char* const kSources;\nconst char* const kSources = "{digest}";\n'
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return [*units, str(path.relative_to(HERE))]
+
+
+def others() -> list[str]:
+    """Builds for other minor releases of torch, of the same sources and for this Python."""
+    return [
+        str(path.relative_to(HERE / PACKAGE))
+        for minor, path in EXTENSION.builds().items()
+        if minor != MINOR and EXTENSION.is_current(path)
+    ]
 
 
 def extension() -> CppExtension:
     parts = (HERE / PACKAGE / "csrc").glob("*.*")
     return CppExtension(
-        "tpu_core._C",
+        f"tpu_core._extensions.{EXTENSION.build_of(MINOR).parent.name}._C",
         translation_units(),
         depends=sorted(str(p.relative_to(HERE)) for p in parts),
         extra_compile_args=["-O2", "-g0", "-std=c++20", "-fvisibility=hidden"],
     )
 
 
-write_build_info()
+EXTENSION.build_of(MINOR).parent.mkdir(parents=True, exist_ok=True)
 setup(
     ext_modules=[extension()],
+    package_data={"tpu_core": others()},
     cmdclass={"build_ext": BuildExtension},
     # One place for object files, so that a wheel uses those of the editable install.
-    options={"build_ext": {"build_temp": "build/objects"}},
+    options={"build_ext": {"build_temp": f"build/objects-{sys.version_info.minor}-{MINOR}"}},
 )

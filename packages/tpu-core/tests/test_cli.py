@@ -15,8 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tpu_core import _extension, platforms
 from tpu_core import config as config_module
-from tpu_core import platforms
 from tpu_core.cache import ExecutableStore
 from tpu_core.cli import app as app_module
 from tpu_core.cli import checks
@@ -137,22 +137,19 @@ def test_doctor_says_whether_the_shared_cache_answers(tpu, tmp_path):
 
 
 def test_doctor_reports_torch_of_another_version(monkeypatch):
-    module = types.ModuleType("tpu_core._build_info")
-    module.TORCH_VERSION = "2.12.1+cpu"
-    monkeypatch.setitem(sys.modules, "tpu_core._build_info", module)
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(_extension, "builds", lambda: {"2.11": Path(), "2.12": Path()})
     check = checks._check_extension("2.13.0+cpu")
     assert check.status == "broken"
-    assert check.value == "2.13.0+cpu, and tpu-core was built for 2.12.1+cpu"
+    assert check.value == "2.13.0+cpu, and tpu-core was built for 2.11, 2.12"
     assert "pip install torch==2.12.*" in check.remedy
     assert checks._check_extension("2.12.0").status == "ok"
 
 
 def test_doctor_reports_an_extension_that_is_not_built(monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_extension, "builds", dict)
     check = checks._check_extension("2.13.0")
     assert check.status == "broken"
-    assert "the extension of tpu-core is not built" in check.value
+    assert "the extension of tpu-core is not built for Python 3." in check.value
 
 
 def fake_versions(monkeypatch, **versions):

@@ -3,6 +3,8 @@ from typing import Any
 
 import torch
 
+SOURCES: str
+
 def register_device() -> None: ...
 def register_overloads(names: list[str]) -> None: ...
 def register_differentiable(

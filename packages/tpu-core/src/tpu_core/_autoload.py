@@ -58,25 +58,23 @@ def _extension_problem() -> tuple[str, str] | None:
     """Why the built extension cannot be loaded into this torch and what to do, or None."""
     import torch
 
-    try:
-        from tpu_core import _build_info, _sources
-    except ImportError:
-        pass  # imported from a source tree
-    else:
-        built: str = _build_info.TORCH_VERSION  # type: ignore[attr-defined]
-        if built.split(".")[:2] != torch.__version__.split(".")[:2]:
-            return (
-                f"tpu_core was built for torch {built}, but torch {torch.__version__} is "
-                "installed.",
-                f'Install that torch (pip install "torch=={built.split("+")[0]}"), or rebuild '
-                f"tpu-core for the installed one ({_REBUILD}).",
-            )
-        if _sources.CSRC.exists() and _build_info.SOURCES != _sources.digest():
-            return (
-                "The extension of tpu_core was built from other sources than those beside it.",
-                "Rebuild it: run a nox session, or install the package again from its folder "
-                "(pip install --no-build-isolation --editable packages/tpu-core).",
-            )
+    from tpu_core import _extension
+
+    builds = _extension.builds()
+    minor = _extension.minor(torch.__version__)
+    if builds and minor not in builds:
+        known = ", ".join(builds)
+        return (
+            f"tpu_core was built for torch {known}, but torch {torch.__version__} is installed.",
+            f'Install a torch that it was built for (pip install "torch=={list(builds)[-1]}.*"), '
+            f"or rebuild tpu-core for the installed one ({_REBUILD}).",
+        )
+    if builds and not _extension.is_current(builds[minor]):
+        return (
+            "The extension of tpu_core was built from other sources than those beside it.",
+            "Rebuild it: run a nox session, or install the package again from its folder "
+            "(pip install --no-build-isolation --editable packages/tpu-core).",
+        )
     try:
         from tpu_core import _C  # noqa: F401
     except ImportError as error:

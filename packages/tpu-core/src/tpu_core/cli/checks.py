@@ -6,15 +6,15 @@ canaries of known faults run in processes of their own.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform as python_platform
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
 
-from tpu_core import platforms
+from tpu_core import _extension, platforms
 from tpu_core.cache.shared import without_credentials
 from tpu_core.cli.cache_checks import check_cache as check_cache
 from tpu_core.cli.check import Check as Check
@@ -75,28 +75,23 @@ def check_versions() -> Iterator[Check]:
 def _check_extension(torch_version: str) -> Check:
     """Whether the C++ extension is there and was built for the installed torch."""
     section, name = "Versions", "torch"
-    if importlib.util.find_spec("tpu_core._C") is None:
+    builds = _extension.builds()
+    if not builds:
         remedy = (
             "Reinstall tpu-core with a C++ compiler there: pip install --force-reinstall tpu-core"
         )
-        value = f"{torch_version}, and the extension of tpu-core is not built"
+        python = ".".join(map(str, sys.version_info[:2]))
+        value = f"{torch_version}, and the extension of tpu-core is not built for Python {python}"
         return Check(section, name, value, "broken", remedy)
-    try:
-        from tpu_core._build_info import TORCH_VERSION as built
-    except ImportError:
-        return Check(section, name, torch_version)
-    if _minor(built) != _minor(torch_version):
-        value = f"{torch_version}, and tpu-core was built for {built}"
+    if _extension.minor(torch_version) not in builds:
+        value = f"{torch_version}, and tpu-core was built for {', '.join(builds)}"
         remedy = (
-            f"Install the torch it was built for: pip install torch=={_minor(built)}.*, or rebuild "
-            "tpu-core: pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
+            f"Install a torch that it was built for: pip install torch=={list(builds)[-1]}.*, or "
+            "rebuild tpu-core: "
+            "pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
         )
         return Check(section, name, value, "broken", remedy)
     return Check(section, name, torch_version)
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def _pin(name: str) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_core import _build_info, collector
+from tpu_core import _C, collector
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
@@ -347,7 +347,7 @@ def source_versions() -> str:
     for folder in ("lowering", "recorder", "compiler", "padding", "pjrt"):
         for file in sorted((package / folder).glob("*.py")):
             digest.update(file.read_bytes())
-    digest.update(_build_info.SOURCES.encode())
+    digest.update(_C.SOURCES.encode())
     return f"{torch.__version__} {version('jax')} {version('jaxlib')} {digest.hexdigest()}"
 
 

@@ -25,6 +25,8 @@
 #include <atomic>
 #include <utility>
 
+extern const char* const kSources;  // written by setup.py: the digest of these files
+
 namespace tpu {
 namespace {
 
@@ -181,6 +183,7 @@ int16_t device_count() {
 
 PYBIND11_MODULE(_C, m) {
   using namespace tpu;
+  m.attr("SOURCES") = kSources;
   m.doc() = "The C++ part of tpu_core: device hooks, storages, dispatch and traces.";
   g_main_thread = (pthread_t)py::module_::import("threading")
                       .attr("main_thread")()
