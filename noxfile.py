@@ -4,6 +4,10 @@ torch is large, so the sessions do not get an environment each: they share one, 
 the first of them creates. It gets torch first and alone, then the tools a session needs, then the
 packages of this repository (editable, built against that torch). What is already there and
 unchanged is not installed again.
+
+``TPU_TEST_PYTHON``, ``TPU_TEST_TORCH`` and ``TPU_TEST_JAX`` name other versions, as in
+``TPU_TEST_PYTHON=3.13 nox -s tests``; each combination has an environment of its own. ``nox -s
+versions`` goes through those that are supported.
 """
 
 from __future__ import annotations
@@ -12,19 +16,59 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.10"
 nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
-PYTHON = "3.11"
-TORCH = "torch==2.13.0"
+
+# What is tested: the ends of each range, and what other projects ask for. Of a Python the last is
+# its default. JAX 0.11 needs Python 3.12. torch 2.13 for Python 3.11 installs fastest and comes
+# first: where that Python is, tests and continuous integration run on it.
+VERSIONS = (
+    ("3.11", "2.13.0", "0.10.2"),
+    ("3.12", "2.11.0", "0.11.2"),
+    ("3.12", "2.14.0", "0.11.1"),
+    ("3.13", "2.15.0", "0.12.0.1"),
+)
+
+
+def _working(version: str) -> str | None:
+    """Path of an interpreter; pyenv puts one on PATH that only says which others it has."""
+    paths = os.environ.get("PATH", "").split(os.pathsep)
+    paths += map(str, sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}*/bin")))
+    for folder in paths:
+        found = shutil.which(f"python{version}", path=folder)
+        if found and not subprocess.run([found, "-c", ""], capture_output=True).returncode:
+            return found
+    return None
+
+
+def _chosen() -> tuple[str, str, str]:
+    """Versions of Python, torch and JAX: named, or those of the first Python that is found."""
+    named = os.environ.get("TPU_TEST_PYTHON")
+    own = ".".join(map(str, sys.version_info[:2]))
+    known = [python for python, *_ in VERSIONS]
+    found = [p for p in dict.fromkeys(known) if p == own or _working(p)]
+    python = named or (found[0] if found else own)
+    _, torch, jax = next((v for v in reversed(VERSIONS) if v[0] == python), VERSIONS[-1])
+    return (
+        python,
+        os.environ.get("TPU_TEST_TORCH", torch),
+        os.environ.get("TPU_TEST_JAX", jax),
+    )
+
+
+CHOSEN = _chosen()
+PYTHON, TORCH, JAX = CHOSEN[0], f"torch=={CHOSEN[1]}", f"jax=={CHOSEN[2]}"
 # In the order of their dependencies.
 PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels", "tpu-distributed")
 # Scripts; the rest is what they share.
@@ -37,7 +81,7 @@ TPU_AOT = tuple(
     f"integration/tests/test_{what}.py"
     for what in ("aot_models", "aot_kernels", "aot_distributed", "kernels_for_gpt")
 )
-ENV = ROOT / ".nox" / "env"
+ENV = ROOT / ".nox" / ("env" if CHOSEN == VERSIONS[0] else "-".join(("env", *CHOSEN)))
 STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
 # A file that changes what an editable install has built or recorded; other Python files are read
@@ -55,7 +99,7 @@ def interpreter(s: nox.Session) -> str:
     """Python of the version the packages need: the one running nox, else the first on PATH."""
     if sys.version_info[:2] == tuple(int(x) for x in PYTHON.split(".")):
         return sys.executable
-    found = shutil.which(f"python{PYTHON}")
+    found = _working(PYTHON)
     if found is None:
         s.error(
             f"python{PYTHON} was not found, and nox runs on {sys.version.split()[0]}. "
@@ -120,14 +164,14 @@ def prepare(s: nox.Session, *groups: str) -> None:
     install_once(s, "torch", TORCH, TORCH)
     for group in ("build", *groups):
         wanted = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), group)
-        # torch is named again so that no dependency can move it.
-        install_once(s, f"group {group}", "\n".join(wanted), TORCH, *wanted)
+        # torch and JAX are named again so that no dependency can move them.
+        install_once(s, f"group {group}", "\n".join(wanted), TORCH, JAX, *wanted)
     for name in PACKAGES:
         package = ROOT / "packages" / name
         unbuilt = (package / "setup.py").exists() and not any(
             package.glob("src/*/_extensions/*/_C*.so")
         )
-        options = (TORCH, "--no-build-isolation", "--editable", package)
+        options = (TORCH, JAX, "--no-build-isolation", "--editable", package)
         install_once(s, f"package {name}", content_hash(package), *options, force=unbuilt)
 
 
@@ -227,6 +271,34 @@ def integration(s: nox.Session) -> None:
     """Tests across packages, through public names only."""
     prepare(s, "test", "examples")
     step_integration(s)
+
+
+@session
+def versions(s: nox.Session) -> None:
+    """`combination` with each supported one, or with those of a Python: ``-- 3.12``."""
+    failed = []
+    for python_version, torch, jax in VERSIONS:
+        if s.posargs and python_version not in s.posargs:
+            continue
+        names = ("TPU_TEST_PYTHON", "TPU_TEST_TORCH", "TPU_TEST_JAX")
+        s.log(f"Python {python_version}, torch {torch}, JAX {jax}")
+        env = dict(zip(names, (python_version, torch, jax)))
+        command = (sys.executable, "-m", "nox", "--session", "combination")
+        try:
+            s.run(*command, env=env, external=True)
+        except CommandFailed:  # the other combinations still run
+            failed.append(f"{python_version}/{torch}/{jax}")
+    if failed:
+        s.error(f"failed: {', '.join(failed)}")
+
+
+@session
+def combination(s: nox.Session) -> None:
+    """Unit tests of all packages and 20 steps of the example, on the versions that are named."""
+    prepare(s, "test", "examples")
+    for package in PACKAGES:
+        step_unit(s, package)
+    python(s, "examples/train_char_gpt.py", "--steps", "20", "--out", ENV / "out")
 
 
 @session

@@ -7,6 +7,7 @@ import pytest
 from tpu_core import platforms
 from tpu_core.config import override
 from tpu_core.errors import TpuNotAvailableError
+from tpu_core.pjrt import chips
 
 VM = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_ID": "0"}
 
@@ -167,3 +168,18 @@ def test_this_machine_can_be_looked_at():
     chips = platforms.find_chips()
     assert chips.count >= 0
     assert "libtpu" in chips.describe()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("TPU v4", "TPU v4"),
+        ("TPU v5 lite", "TPU v5e"),
+        ("TPU v5", "TPU v5p"),
+        ("TPU v6 lite", "TPU v6e"),
+        ("TPU7x", "TPU7x"),
+        ("cpu", "cpu"),
+    ],
+)
+def test_names_of_chips_are_those_of_other_projects(kind: str, name: str) -> None:
+    assert chips.name_of(kind) == name

@@ -138,12 +138,13 @@ class DeviceProperties:
 
 @functools.cache
 def _properties(index: int) -> DeviceProperties:
+    from tpu_core.pjrt.chips import name_of
     from tpu_core.runtime import memory_info, runtime
 
     chip = runtime().client.devices[index]
     coords = getattr(chip, "coords", None)
     return DeviceProperties(
-        name=chip.device_kind,
+        name=name_of(chip.device_kind),
         platform=chip.platform,
         total_memory=memory_info(index)[1],
         coords=tuple(coords) if coords is not None else None,
@@ -161,7 +162,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def get_device_name(device: Any = None) -> str:
-    """Kind of the device's chip."""
+    """Name of the device's chip, such as ``"TPU v5e"``; ``"cpu"`` on the CPU platform."""
     return get_device_properties(device).name
 
 

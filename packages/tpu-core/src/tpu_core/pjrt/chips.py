@@ -8,7 +8,15 @@ from contextvars import ContextVar
 
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+# What libtpu calls some chips, and what all others do.
+_NAMES = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}
+
 _traced_for: ContextVar[str | None] = ContextVar("tpu_chip_traced_for", default=None)
+
+
+def name_of(kind: str) -> str:
+    """The name of a chip that libtpu says is of ``kind``: TPU v5e for TPU v5 lite."""
+    return _NAMES.get(kind, kind)
 
 
 def chip(kind: str) -> AbstractDevice:
