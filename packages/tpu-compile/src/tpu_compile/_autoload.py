@@ -14,13 +14,18 @@ def load() -> None:
     """Have Dynamo find the device's interface and backend, now or when it is imported."""
     import torch
 
+    from tpu_core import torch_compat
     from tpu_core.imports import when_imported
 
     # Before TORCH_LOGS is read.
     torch._logging._internal.register_artifact(
         "tpu_graphs", "Graphs that torch.compile hands to device tpu.", visible=True
     )
-    when_imported(_PREPARED)
+    prepared = dict(_PREPARED)
+    if not torch_compat.HAS_DEFAULT_BACKEND:
+        torch_compat.set_default_backend("tpu")
+        del prepared["torch._dynamo.backends.registry"]
+    when_imported(prepared)
 
 
 def _set_interface(module: ModuleType) -> None:
@@ -44,9 +49,9 @@ def _skip_our_code(module: ModuleType) -> None:
     for name in ("tpu_core", "tpu_eager", "tpu_compile", "jax"):
         module.add(name)
     from tpu_compile import layer_scan, traced
+    from tpu_core.torch_compat import inline_when_called
 
-    for traced_file in (traced.__file__, layer_scan.__file__):
-        module.BUILTIN_INLINE_WHEN_CALLED.add(traced_file)
+    inline_when_called(module, [f for m in (traced, layer_scan) if (f := m.__file__)])
     # AOTAutograd traces it, with the modules' parameters as inputs.
     module._allowed_callable_ids.add(id(layer_scan.run_layers))
     module._nonstrict_trace_callable_ids.add(id(layer_scan.run_layers))

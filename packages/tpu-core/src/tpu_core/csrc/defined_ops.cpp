@@ -1,5 +1,7 @@
 #include "defined_ops.h"
 
+#include "torch_compat.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -212,7 +214,7 @@ bool has_derivative(const at::Tensor& t) {
   return t.defined() && (t.is_floating_point() || t.is_complex());
 }
 
-void set_history(at::Tensor t, const c10::intrusive_ptr<Derivative>& node) {
+void set_history(at::Tensor t, const NodePtr<Derivative>& node) {
   if (has_derivative(t))
     torch::autograd::impl::set_gradient_edge(t, {node, node->add_input_metadata(t)});
   else
@@ -257,9 +259,9 @@ class Differentiable final : public c10::OperatorKernel {
       required = required || t.requires_grad();
       tangents = tangents || (t.defined() && t._fw_grad(0).defined());
     });
-    c10::intrusive_ptr<Derivative> node;
+    NodePtr<Derivative> node;
     if (required && c10::GradMode::is_enabled()) {
-      node = c10::make_intrusive<Derivative>(backward_);
+      node = make_node<Derivative>(backward_);
       node->save(arguments);
     }
     const auto moved = tangents ? pushed_forward(arguments) : variable_list();

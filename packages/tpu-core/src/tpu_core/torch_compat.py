@@ -1,0 +1,36 @@
+"""What differs between the supported releases of torch. Each branch names the release it is for,
+and goes with it; that of the extension is ``csrc/torch_compat.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+# torch 2.11 has the name of the default backend of `torch.compile` as the default of an argument.
+HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
+
+
+def set_default_backend(name: str) -> None:
+    """Have ``torch.compile`` take a backend where none is named, if not `HAS_DEFAULT_BACKEND`."""
+    torch.compile.__kwdefaults__["backend"] = name
+
+
+def inline_when_called(rules: ModuleType, files: Collection[str]) -> None:
+    """Have Dynamo trace into functions of some files, whose package it skips.
+
+    Args:
+        rules: ``torch._dynamo.trace_rules``, which skips the package already.
+        files: Of one package.
+    """
+    if hasattr(rules, "BUILTIN_INLINE_WHEN_CALLED"):
+        rules.BUILTIN_INLINE_WHEN_CALLED.update(files)
+        return
+    # torch 2.11: a package is skipped whole, so that all its other files take its place.
+    package = next(d for d in rules.SKIP_DIRS if all(f.startswith(d) for f in files))
+    rules.SKIP_DIRS.remove(package)
+    rules.SKIP_DIRS += [p for p in map(str, Path(package).rglob("*.py")) if p not in files]
+    rules._recompile_re()
