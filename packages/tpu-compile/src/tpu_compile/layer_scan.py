@@ -10,6 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from tpu_core.torch_compat import TRACES_WITH_MODULES
 
 if TYPE_CHECKING:
     from tpu_compile.layers import Layer
@@ -53,6 +56,10 @@ def scan_layers(
     if not layers or x.device.type != "tpu":
         for layer in layers:
             x = layer(x, *args)
+        return x
+    if torch.compiler.is_dynamo_compiling() and not TRACES_WITH_MODULES:
+        for layer in layers:
+            x = checkpoint(layer, x, *args, use_reentrant=False) if remat else layer(x, *args)
         return x
     # Dynamo traces this function; what it calls takes neither None nor sets from it.
     given = [a for a in args if a is not None]

@@ -7,9 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
+_MINOR = tuple(int(n) for n in torch.__version__.split(".")[:2])
+
+# Dynamo hands modules to functions that AOTAutograd traces, from torch 2.13 on at the latest.
+TRACES_WITH_MODULES = _MINOR >= (2, 13)
 # torch 2.11 has the name of the default backend of `torch.compile` as the default of an argument.
 HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
 
@@ -34,3 +39,21 @@ def inline_when_called(rules: ModuleType, files: Collection[str]) -> None:
     rules.SKIP_DIRS.remove(package)
     rules.SKIP_DIRS += [p for p in map(str, Path(package).rglob("*.py")) if p not in files]
     rules._recompile_re()
+
+
+def complete_meta_functions() -> None:
+    """Register the meta functions that torch 2.11 lacks."""
+    name = "_scaled_dot_product_fused_attention_overrideable_backward"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+        return
+
+    def gradients(grad: Any, q: Any, k: Any, v: Any, bias: Any, *_: Any, **__: Any) -> Any:
+        like = torch.empty_like
+        return like(q), like(k), like(v), None if bias is None else like(bias)
+
+    _LIBRARIES.append(library := torch.library.Library("aten", "IMPL", "Meta"))
+    library.impl(name, gradients)
+
+
+# Registrations end with their library objects.
+_LIBRARIES: list[torch.library.Library] = []

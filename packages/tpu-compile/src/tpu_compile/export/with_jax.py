@@ -120,13 +120,14 @@ def exported_program(manifest: dict[str, Any], bytecode: bytes) -> jax.export.Ex
     ins = tuple(_aval(a, scope) for a in arguments)
     outs = tuple(_aval(a, scope) for a in manifest["outputs"])
     call = manifest["call"]
+    of_0_10 = "_has_named_shardings" in jax.export.Exported.__dataclass_fields__
     return jax.export.Exported(
         fun_name=manifest["name"],
         in_tree=jax.tree_util.tree_structure(((0,) * len(ins), {})),
         in_avals=ins,
         out_tree=jax.tree_util.tree_structure([0] * len(outs)),
         out_avals=outs,
-        _has_named_shardings=False,
+        **({"_has_named_shardings": False} if of_0_10 else {}),
         _in_named_shardings=(None,) * len(ins),
         _out_named_shardings=(None,) * len(outs),
         in_shardings_hlo=(None,) * len(ins),

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from tpu_core import _C, interruptible
+from tpu_core import _C, interruptible, torch_compat
 from tpu_core.device import sparse
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder import int4
@@ -24,6 +24,8 @@ from tpu_core.recorder.grouped import grouped_mm
 from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
 from tpu_core.recorder.suspicions import passed, suspicious
 from tpu_core.recorder.variants import overload_name
+
+torch_compat.complete_meta_functions()
 
 # Overloads without a meta function whose outputs are those of another overload.
 _LIKE = {
