@@ -7,7 +7,7 @@ unchanged is not installed again.
 
 ``TPU_TEST_PYTHON``, ``TPU_TEST_TORCH`` and ``TPU_TEST_JAX`` name other versions, as in
 ``TPU_TEST_PYTHON=3.13 nox -s tests``; each combination has an environment of its own. ``nox -s
-versions`` goes through those that are supported.
+versions`` goes through all that are listed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
 
-# What is tested: the ends of each range, and what other projects ask for. Of a Python the last is
-# its default. JAX 0.11 needs Python 3.12. torch 2.13 for Python 3.11 installs fastest and comes
-# first: where that Python is, tests and continuous integration run on it.
+# The first is what the packages declare and continuous integration runs. The others are on the way
+# there, the ends of a range to come: `nox -s versions` shows what passes on them.
 VERSIONS = (
     ("3.11", "2.13.0", "0.10.2"),
     ("3.12", "2.11.0", "0.11.2"),
@@ -53,18 +52,13 @@ def _working(version: str) -> str | None:
 
 
 def _chosen() -> tuple[str, str, str]:
-    """Versions of Python, torch and JAX: named, or those of the first Python that is found."""
-    named = os.environ.get("TPU_TEST_PYTHON")
-    own = ".".join(map(str, sys.version_info[:2]))
-    known = [python for python, *_ in VERSIONS]
-    found = [p for p in dict.fromkeys(known) if p == own or _working(p)]
-    python = named or (found[0] if found else own)
-    _, torch, jax = next((v for v in reversed(VERSIONS) if v[0] == python), VERSIONS[-1])
-    return (
-        python,
-        os.environ.get("TPU_TEST_TORCH", torch),
-        os.environ.get("TPU_TEST_JAX", jax),
-    )
+    """Versions of Python, torch and JAX: those that are named, and what goes with them."""
+    python, torch, jax = VERSIONS[0]
+    python = os.environ.get("TPU_TEST_PYTHON", python)
+    for known in VERSIONS:
+        if known[0] == python:
+            _, torch, jax = known
+    return python, os.environ.get("TPU_TEST_TORCH", torch), os.environ.get("TPU_TEST_JAX", jax)
 
 
 CHOSEN = _chosen()
@@ -166,13 +160,29 @@ def prepare(s: nox.Session, *groups: str) -> None:
         wanted = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), group)
         # torch and JAX are named again so that no dependency can move them.
         install_once(s, f"group {group}", "\n".join(wanted), TORCH, JAX, *wanted)
+    undeclared = CHOSEN != VERSIONS[0]
+    if undeclared:
+        needed = requirements()
+        install_once(s, "requirements", "\n".join(needed), TORCH, JAX, *needed)
+    tag = f"_C.cpython-{PYTHON.replace('.', '')}-*.so"
+    build = f"torch_{'_'.join(CHOSEN[1].split('.')[:2])}/{tag}"
     for name in PACKAGES:
         package = ROOT / "packages" / name
-        unbuilt = (package / "setup.py").exists() and not any(
-            package.glob("src/*/_extensions/*/_C*.so")
-        )
-        options = (TORCH, JAX, "--no-build-isolation", "--editable", package)
+        is_built = any(package.glob(f"src/*/_extensions/{build}"))
+        unbuilt = (package / "setup.py").exists() and not is_built
+        options = [TORCH, JAX, "--no-build-isolation", "--editable", package]
+        if undeclared:
+            options += ["--no-deps", "--ignore-requires-python"]
         install_once(s, f"package {name}", content_hash(package), *options, force=unbuilt)
+
+
+def requirements() -> list[str]:
+    """What the packages need besides torch, JAX and each other."""
+    found = []
+    for name in PACKAGES:
+        project = nox.project.load_toml(ROOT / "packages" / name / "pyproject.toml")["project"]
+        found += project["dependencies"]
+    return [r for r in found if not r.startswith(("torch", "jax", "tpu-"))]
 
 
 # --- steps, each used by its own session and by `tests` -----------------------------------------
@@ -275,7 +285,7 @@ def integration(s: nox.Session) -> None:
 
 @session
 def versions(s: nox.Session) -> None:
-    """`combination` with each supported one, or with those of a Python: ``-- 3.12``."""
+    """`combination` with each that is listed, or with those of a Python: ``-- 3.12``."""
     failed = []
     for python_version, torch, jax in VERSIONS:
         if s.posargs and python_version not in s.posargs:
