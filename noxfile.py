@@ -170,7 +170,7 @@ def prepare(s: nox.Session, *groups: str) -> None:
         package = ROOT / "packages" / name
         is_built = any(package.glob(f"src/*/_extensions/{build}"))
         unbuilt = (package / "setup.py").exists() and not is_built
-        options = [TORCH, JAX, "--no-build-isolation", "--editable", package]
+        options: list[str | Path] = [TORCH, JAX, "--no-build-isolation", "--editable", package]
         if undeclared:
             options += ["--no-deps", "--ignore-requires-python"]
         install_once(s, f"package {name}", content_hash(package), *options, force=unbuilt)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,10 +20,11 @@ HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
 
 def set_default_backend(name: str) -> None:
     """Have ``torch.compile`` take a backend where none is named, if not `HAS_DEFAULT_BACKEND`."""
-    torch.compile.__kwdefaults__["backend"] = name
+    defaults: Any = torch.compile.__kwdefaults__
+    defaults["backend"] = name
 
 
-def inline_when_called(rules: ModuleType, files: Collection[str]) -> None:
+def inline_when_called(rules: Any, files: Collection[str]) -> None:
     """Have Dynamo trace into functions of some files, whose package it skips.
 
     Args:
