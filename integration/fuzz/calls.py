@@ -68,7 +68,7 @@ class Calls:
             "after": rng.choice(("none", "none", "none", "double", "sum", "either", "either")),
         }
         if data["after"] == "either":
-            data["calls"] = [{**c, "keep": rng.randrange(3)} for c in data["calls"]]
+            data["calls"] = _kept_in_turn(rng, data["calls"])
         if rng.random() < 0.15:
             data["grad"] = True
         return Case(self.name, data)
@@ -452,6 +452,18 @@ def mapped_call(call: Call, change: Any) -> Call:
 
 def _resized(call: Call, sizes: dict[int, int]) -> Call:
     return mapped_call(call, lambda v: resized(v, sizes) if is_tensor(v) else v)
+
+
+def _kept_in_turn(rng: Random, calls: list[Call]) -> list[Call]:
+    """The calls, one of them once for each choice of what is kept of its results.
+
+    Its programs have the same ops on the same tensors, and none may serve for another but one that
+    returns more.
+    """
+    calls = [{**c, "keep": rng.randrange(3)} for c in calls]
+    i = rng.randrange(len(calls))
+    turns = [{**calls[i], "keep": k} for k in rng.sample(range(3), 3)]
+    return [*calls[:i], *turns, *calls[i + 1 :]]
 
 
 def _small(call: Call) -> bool:

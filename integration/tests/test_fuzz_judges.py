@@ -104,3 +104,30 @@ def test_a_step_that_is_wrong_by_a_percent_is_found() -> None:
         assert [k for k, _ in found] == [name]
         nothing = {k: v for k, v in got.items() if k != name}
         assert programs_twin.differences(spec, state, [step], nothing) == [("missing", name)]
+
+
+def test_gradients_of_nearly_nothing_are_judged_apart_from_the_steps_that_they_make() -> None:
+    spec = program("Adam", eps=1e-8)
+    step = {**spec["steps"][0], "batch": 1, "size": [5], "updates": True}
+    step |= {"zeroes": True, "to_none": True}
+    model = build(spec)
+    state = programs_twin.state_of(model, optimizer(spec, model))
+    own = programs_twin.repeat(spec, state, [step])
+    used = {k.split(" ")[1]: v for k, v in own.items() if k.startswith("gradient ")}
+    row = int((used["table.weight"] == 0).all(1).nonzero()[0])  # of a token that is not drawn
+    rounded = {k: v.clone() for k, v in used.items()}
+    rounded["table.weight"][row] = 1e-9
+
+    def judged(grads: dict, **wrong: torch.Tensor) -> list[str]:
+        got = programs_twin.repeat(spec, state, [step], 0, [grads])
+        got |= {f"gradient@0 {k}": v for k, v in grads.items()}
+        got |= {k.replace("_", " ", 1): v for k, v in wrong.items()}
+        return [k for k, _ in programs_twin.differences(spec, state, [step], got, [grads])]
+
+    assert judged(rounded) == []
+    # A full step where there is no gradient, and none where there is one.
+    for grads, table in ((used, rounded), (rounded, used)):
+        other = programs_twin.repeat(spec, state, [step], 0, [table])["state table.weight"]
+        assert judged(grads, **{"state_table.weight": other}) == ["state table.weight"]
+    for k, v in used.items():
+        assert judged({**used, k: v * 1.01}) == [f"gradient@0 {k}"]
