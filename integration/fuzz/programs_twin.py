@@ -73,7 +73,7 @@ def repeat(
     variant: int = 0,
     used: list[Gradients | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Losses, and gradients, parameters and buffers at the end; of steps in ``used`` their gradients.
+    """Losses; gradients, parameters and buffers at the end; gradients of steps in ``used``.
 
     Args:
         spec: The program.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
 import torch
-from fuzz import programs, programs_twin, xla_program
+from fuzz import programs, programs_twin, workers, xla_program
 from fuzz.frame import fuzzer
 from fuzz.programs_model import build, optimizer
 from fuzz.xla import compare
@@ -131,3 +132,32 @@ def test_gradients_of_nearly_nothing_are_judged_apart_from_the_steps_that_they_m
         assert judged(grads, **{"state_table.weight": other}) == ["state table.weight"]
     for k, v in used.items():
         assert judged({**used, k: v * 1.01}) == [f"gradient@0 {k}"]
+
+
+@pytest.mark.parametrize(
+    ("used", "late"),
+    [((0, 0), True), ((0, 1, 1), True), ((0, 1, 2, 3, 4), False), ((0, 100), True)],
+)
+def test_a_case_that_computes_on_a_busy_machine_has_not_timed_out(
+    used: tuple[int, ...], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = workers.Worker.__new__(workers.Worker)
+    worker._from, answers = os.pipe()
+    worker._child = 0
+    left = list(used)
+
+    def processor_seconds(session: int) -> float:
+        found = left.pop(0) * 0.02
+        if len(left) == 0 and not late:
+            workers._write(answers, None)
+        return found
+
+    monkeypatch.setattr(workers, "processor_seconds", processor_seconds)
+    if late:
+        with pytest.raises(TimeoutError):
+            worker._answer(0.1)
+    else:
+        assert worker._answer(0.1) is None
+    assert not left
+    os.close(worker._from)
+    os.close(answers)
