@@ -395,12 +395,9 @@ def excused_on_cpu(error: Exception) -> bool:
     text = f"{type(error).__name__}: {error}"
     if calls_excluded.BY_VALUE.search(text):
         return True
-    # Dtypes that the CPU has no kernel for.
-    return bool(
-        re.search(
-            r"not implemented for|not supported|[Uu]nsupported|only support|Could not run", text
-        )
-    )
+    # Dtypes that the CPU has no kernel for, and options (LU without pivots).
+    missing = r"not implemented (for|on the CPU)|not supported|[Uu]nsupported|only support"
+    return bool(re.search(rf"{missing}|Could not run", text))
 
 
 def excused_on_device(error: Exception) -> bool:

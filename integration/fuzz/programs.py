@@ -104,6 +104,8 @@ def draw_spec(r: random.Random, how: str) -> Spec:
     square = r.random() < 0.5
     often = r.choice([0.05, 0.2, 0.5])
     accumulates = r.random() < 0.2
+    # Threads each have their mode.
+    switches = how == "modes" or how == "threads" and r.random() < 0.5
     spec["steps"] = []
     zeroes = True
     for _ in range(r.choice([6, 12, 24, 48])):
@@ -119,7 +121,7 @@ def draw_spec(r: random.Random, how: str) -> Spec:
             "to_none": r.random() < 0.8,
             "updates": not accumulates or r.random() < 0.5,
         }
-        if how == "modes":
+        if switches:
             step["mode"] = r.choice(["fused", "fused", "strict", "debug"])
         zeroes = step["updates"]
         spec["steps"].append(step)
