@@ -25,8 +25,9 @@ def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     if _does_not_fit(args) or _out_of_bounds(op, args) or _first_of_dtypes(op, args):
         return True
     name = overload_name(op).split(".")[1]
-    if name.startswith("_foreach_") and name.endswith("_") and _whole_numbers(named["self"]):
-        return True
+    if name.startswith("_foreach_") and name.endswith("_"):
+        if _whole_numbers(named["self"]) or _outgrows(named):
+            return True
     test = _SUSPICIONS.get(name.rstrip("_"))
     return test is not None and test(named)
 
@@ -137,6 +138,21 @@ def passed(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
 def _whole_numbers(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a result may not fit the dtype that it is written to."""
     return any(not (x.is_floating_point() or x.is_complex()) for x in tensors)
+
+
+def _outgrows(args: Arguments) -> bool:
+    """Whether a foreach op's operand does not broadcast to the tensor that is written."""
+
+    def fits(y: torch.Tensor, x: torch.Tensor) -> bool:
+        sizes = zip(reversed(x.shape), reversed(y.shape))
+        return y.dim() <= x.dim() and all(n in (1, m) for m, n in sizes)
+
+    return any(
+        isinstance(y, torch.Tensor) and not fits(y, x)
+        for others in args.values()
+        if isinstance(others, (list, tuple))
+        for x, y in zip(args["self"], others)
+    )
 
 
 def _dtypes_differ(args: Arguments) -> bool:
