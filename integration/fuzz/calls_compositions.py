@@ -282,7 +282,8 @@ def call_of(rng: random.Random, name: str, s: Shape, dtype: str) -> dict[str, An
     """The named function on a tensor of a shape, with arguments drawn."""
     fill = "distinct" if name in DISTINCT else rng.choice(("quarters", "normal"))
     seed, layout = rng.randrange(10**6), random_layout(rng)
-    if fill == "distinct" and layout == "expanded":  # its rows are equal
+    # Rows are equal: ties, and the gradient of a deviation of 0.
+    if layout == "expanded" and (fill == "distinct" or name == "gradient"):
         layout = "dense"
     x = tensor(list(s), dtype, fill, seed, layout=layout)
     return {"fn": f"lambda x: {MAKES[name](rng, s)}", "args": [x], "kwargs": {}}

@@ -24,6 +24,8 @@ def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
         return True
     if _does_not_fit(args) or _out_of_bounds(op, args) or _first_of_dtypes(op, args):
         return True
+    if isinstance(named.get("alpha"), bool):
+        return True
     name = overload_name(op).split(".")[1]
     if name.startswith("_foreach_") and name.endswith("_"):
         if _whole_numbers(named["self"]) or _outgrows(named):
@@ -255,6 +257,7 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     "masked_scatter": lambda args: args["mask"].dtype is not torch.bool,
     "random": _range,
     "multinomial": _draws,
+    "glu_jvp": lambda args: 2 * args["glu"].numel() != args["x"].numel(),
     **dict.fromkeys(("any", "all"), lambda args: "out" in args),
     "as_strided_scatter": lambda args: True,
     **dict.fromkeys(
