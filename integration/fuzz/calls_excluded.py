@@ -135,6 +135,12 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
         r"TPU1008",
         "a dtype that neither the CPU nor the lowering has is refused where the result is read",
     ),
+    (
+        "dtype",
+        r"^native_batch_norm$",
+        r"result\[[12]\] cpu torch\.b?float16, device torch\.float32",
+        "statistics of narrow floats are in float32, as on CUDA",
+    ),
 )
 
 
