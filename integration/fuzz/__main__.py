@@ -38,7 +38,7 @@ def main() -> int:
     reports = []
     for name in a.fuzzer or FUZZERS:
         if a.replay:
-            report = Report(name, a.seed, findings=replay(name, a.corpus))
+            report = Report(name, a.seed, findings=replay(name, a.corpus, a.plant))
         else:
             names = Options.__dataclass_fields__
             options = Options(**{k: v for k, v in vars(a).items() if k in names})

@@ -363,7 +363,8 @@ class Draw:
         nd = len(self.shape)
         size = self.shape[self.dim] if self.dim is not None and -nd <= self.dim < nd else 0
         layout = random_layout(rng)
-        if a.alias_info is not None and a.alias_info.is_write and layout == "expanded":
+        written = a.alias_info is not None and a.alias_info.is_write
+        if layout == "expanded" and (written or self.fill == "distinct"):
             layout = "transposed"
         if a.is_out:
             out_dtype = self.dtype if rng.random() < 0.9 else rng.choice(DTYPES)

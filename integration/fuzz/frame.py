@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -188,13 +188,20 @@ def run(name: str, options: Options, settings: Settings) -> Report:
     return report
 
 
-def replay(name: str, folder: Path = CORPUS, settings: Settings | None = None) -> list[Finding]:
-    """Run the corpus of a fuzzer; returns what fails still."""
+def replay(name: str, folder: Path = CORPUS, planted: str | None = None) -> list[Finding]:
+    """Run the corpus of a fuzzer; returns what fails still.
+
+    Args:
+        name: The fuzzer.
+        folder: The corpus.
+        planted: A fault to run with, whatever a finding was found with.
+    """
     f = fuzzer(name)
     prepare()
     failing = []
     for path, finding in corpus(name, folder):
-        failure = run_alone(f, finding.cases, settings or finding.settings, f.seconds_a_case)
+        settings = replace(finding.settings, planted=planted)
+        failure = run_alone(f, finding.cases, settings, f.seconds_a_case)
         if failure is not None:
-            failing.append(Finding(failure, finding.cases, finding.settings, path.name))
+            failing.append(Finding(failure, finding.cases, settings, path.name))
     return failing

@@ -19,7 +19,16 @@ from .minimise import without_parts
 from .programs_model import Spec, Step, backward_and_update, batch, build, loss_of, optimizer
 from .programs_optimizers import draw_optimizer
 from .programs_source import source
-from .programs_twin import State, differences, repeat, results, state_of, to_cpu
+from .programs_twin import (
+    Gradients,
+    State,
+    differences,
+    gradients_of,
+    repeat,
+    results,
+    state_of,
+    to_cpu,
+)
 
 READS = ("loss", "print", "gradient", "parameter", "activation", "compare", "array", "wait")
 # Of a case; what was begun is compared, then the case ends.
@@ -95,6 +104,8 @@ def draw_spec(r: random.Random, how: str) -> Spec:
     square = r.random() < 0.5
     often = r.choice([0.05, 0.2, 0.5])
     accumulates = r.random() < 0.2
+    # Threads each have their mode.
+    switches = how == "modes" or how == "threads" and r.random() < 0.5
     spec["steps"] = []
     zeroes = True
     for _ in range(r.choice([6, 12, 24, 48])):
@@ -110,7 +121,7 @@ def draw_spec(r: random.Random, how: str) -> Spec:
             "to_none": r.random() < 0.8,
             "updates": not accumulates or r.random() < 0.5,
         }
-        if how == "modes":
+        if switches:
             step["mode"] = r.choice(["fused", "fused", "strict", "debug"])
         zeroes = step["updates"]
         spec["steps"].append(step)
@@ -177,7 +188,10 @@ def steps_of(spec: Spec, how: str) -> Failure | None:
         call = torch.compile(model, dynamic=True)
     begun: list[Step] = []
     losses: list[Any] = []
+    used: list[Gradients | None] = []
     for step in spec["steps"]:
+        if used and used[-1] and not (step["zeroes"] and step["to_none"]):  # they are written to
+            used[-1] = {k: g.clone() for k, g in used[-1].items()}
         with torch.tpu.set_eager_mode(step.get("mode") or torch.tpu.eager_mode):
             if step["zeroes"]:
                 optim.zero_grad(set_to_none=step["to_none"])
@@ -189,18 +203,20 @@ def steps_of(spec: Spec, how: str) -> Failure | None:
             read(step, "late", loss, model)
         begun.append(step)
         losses.append(loss.detach())
+        used.append(gradients_of(spec, model) if step["updates"] else None)
         del loss, data
         late = time.monotonic() > end
         if step["check"] or late:
             got = {f"loss {i}": to_cpu(x) for i, x in enumerate(losses)}
             now = state_of(model, optim)
-            wrong = differences(spec, state, begun, got | results(now))
+            used = to_cpu(used)
+            wrong = differences(spec, state, begun, got | results(now, used), used)
             if wrong:
-                kinds = [k.split(" ")[0] for k, _ in wrong]
+                kinds = [k.split(" ")[0].split("@")[0] for k, _ in wrong]
                 text = "\n".join(text for _, text in wrong[:6])
                 at = spec["steps"].index(step)
                 return Failure("value", f"{kinds[0]}", f"{how}, step {at}, {len(wrong)}: {text}")
-            state, begun, losses = now, [], []
+            state, begun, losses, used = now, [], [], []
         if late:
             return None
     return None

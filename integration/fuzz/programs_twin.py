@@ -2,8 +2,11 @@
 
 Rounding grows from step to step, so the CPU takes the device's state every few steps. Where the
 results differ still, the CPU repeats the steps from states changed by some units of the last place,
-and in float64: what these change by themselves (ties, kinks, Adam at gradients of nearly 0) is not
-counted as a difference.
+and in float64: what these change by themselves (ties, kinks) is not counted as a difference.
+
+Adam and its like turn a gradient that is 0 but for rounding into a step of full length. So the CPU
+compares each step's gradients with its own, and updates with those that the device had: gradients
+and parameters are each judged by what they were computed from.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from .programs_model import Spec, Step, backward_and_update, batch, build, loss_of, optimizer
+
+Gradients = dict[str, Tensor]
 
 REPEATS = 4
 # Of the largest change among the repeats, which are few.
@@ -46,6 +51,13 @@ def state_of(model: nn.Module, optim: torch.optim.Optimizer) -> State:
     return State(to_cpu(model.state_dict()), to_cpu(optim.state_dict()), grads)
 
 
+def gradients_of(spec: Spec, model: nn.Module) -> Gradients | None:
+    """The gradients that an update used, not copied; None of SGD, which writes to them."""
+    if spec["optimizer"]["name"] == "SGD":
+        return None
+    return {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+
+
 def changed(tree: Any, eps: float, g: torch.Generator) -> Any:
     if isinstance(tree, Tensor) and tree.is_floating_point() and tree.dim():
         return tree * (1 + eps * torch.randn(tree.shape, generator=g, dtype=tree.dtype))
@@ -54,14 +66,21 @@ def changed(tree: Any, eps: float, g: torch.Generator) -> Any:
     return tree
 
 
-def repeat(spec: Spec, state: State, steps: list[Step], variant: int = 0) -> dict[str, Tensor]:
-    """Losses, and gradients, parameters and buffers at the end.
+def repeat(
+    spec: Spec,
+    state: State,
+    steps: list[Step],
+    variant: int = 0,
+    used: list[Gradients | None] | None = None,
+) -> dict[str, Tensor]:
+    """Losses; gradients, parameters and buffers at the end; gradients of steps in ``used``.
 
     Args:
         spec: The program.
         state: Before the first step.
         steps: The steps.
         variant: 0 as it is, 1 in float64, else with noise.
+        used: For each step, the gradients to update with in place of its own.
     """
     model = build(spec)
     wide = variant == 1 and not spec["autocast"]
@@ -80,6 +99,16 @@ def repeat(spec: Spec, state: State, steps: list[Step], variant: int = 0) -> dic
         grad = state.grads[k]
         p.grad = None if grad is None else grad.to(p.dtype).clone()
     found: dict[str, Tensor] = {}
+
+    def exchange(*_: Any) -> None:
+        given = used[i] if used else None
+        for k, p in model.named_parameters():
+            if given is not None and p.grad is not None:
+                found[f"gradient@{i} {k}"] = p.grad
+                if k in given:
+                    p.grad = given[k].to(p.dtype, copy=True)
+
+    optim.register_step_pre_hook(exchange)
     for i, step in enumerate(steps):
         if step["zeroes"]:
             optim.zero_grad(set_to_none=step["to_none"])
@@ -92,9 +121,12 @@ def repeat(spec: Spec, state: State, steps: list[Step], variant: int = 0) -> dic
     return found | results(state_of(model, optim))
 
 
-def results(state: State) -> dict[str, Tensor]:
-    grads = {f"gradient {k}": g for k, g in state.grads.items() if g is not None}
-    return grads | {f"state {k}": v for k, v in state.model.items()}
+def results(state: State, used: list[Gradients | None] | None = None) -> dict[str, Tensor]:
+    """What `repeat` gives but losses."""
+    found = {f"gradient {k}": g for k, g in state.grads.items() if g is not None}
+    for i, grads in enumerate(used or []):
+        found |= {f"gradient@{i} {k}": g for k, g in (grads or {}).items()}
+    return found | {f"state {k}": v for k, v in state.model.items()}
 
 
 def largest(x: Tensor) -> float:
@@ -104,14 +136,17 @@ def largest(x: Tensor) -> float:
 def base_tolerances(spec: Spec, want: dict[str, Tensor], state: State) -> dict[str, float]:
     """Relative to the largest element: XLA orders sums in its own way."""
     loose = 40.0 if spec["autocast"] else 1.0
-    top = max((largest(v) for k, v in want.items() if k.startswith("gradient")), default=0.0)
+    tops: dict[str, float] = {}  # of each step's gradients
+    for k, v in want.items():
+        kind = k.split(" ")[0]
+        tops[kind] = max(tops.get(kind, 0.0), largest(v))
     found = {}
     for k, v in want.items():
         kind, name = k.split(" ", 1)
         if kind == "loss":
             found[k] = loose * (1e-4 * largest(v) + 1e-6)
-        elif kind == "gradient":
-            found[k] = loose * (1e-3 * largest(v) + 1e-5 * top)
+        elif kind.startswith("gradient"):
+            found[k] = loose * (1e-3 * largest(v) + 1e-5 * tops[kind])
         else:  # what a step adds, not what was there before
             added = largest(v.double() - state.model[name].double())
             found[k] = loose * 2e-3 * added + 1e-6 * largest(v)
@@ -119,10 +154,14 @@ def base_tolerances(spec: Spec, want: dict[str, Tensor], state: State) -> dict[s
 
 
 def differences(
-    spec: Spec, state: State, steps: list[Step], got: dict[str, Tensor]
+    spec: Spec,
+    state: State,
+    steps: list[Step],
+    got: dict[str, Tensor],
+    used: list[Gradients | None] | None = None,
 ) -> list[tuple[str, str]]:
     """What of the device's results is wrong: names, and texts for a person."""
-    want = repeat(spec, state, steps)
+    want = repeat(spec, state, steps, 0, used)
     tolerances = base_tolerances(spec, want, state)
     wrong = [("missing", k) for k in want if k not in got]
     far = {}
@@ -134,7 +173,7 @@ def differences(
         elif not (d := distance(got[k], v)) <= tolerances[k]:
             far[k] = d
     if far:
-        others = [repeat(spec, state, steps, variant) for variant in range(1, REPEATS + 1)]
+        others = [repeat(spec, state, steps, n, used) for n in range(1, REPEATS + 1)]
         for k, d in far.items():
             own = max(distance(o[k], want[k]) for o in others)
             if not d <= tolerances[k] + FACTOR * own:

@@ -24,6 +24,10 @@ from typing import Any
 from .cases import Case, Failure, Settings
 
 _PR_SET_PDEATHSIG = 1  # Linux: a child ends with its parent, however that ends
+# Share of a processor below which a process stands still: threads that poll need less, one that
+# has work to do gets more on the busiest machine.
+_STANDS_STILL = 0.003
+_MOST = 10  # times the limit
 
 
 def _write(fd: int, value: Any) -> None:
@@ -56,6 +60,19 @@ def _read(fd: int, seconds: float | None = None) -> Any:
         if not header:
             return pickle.loads(data)  # from our own child
         (size,), data, header = struct.unpack("<Q", data), b"", False
+
+
+def processor_seconds(session: int) -> float:
+    """Processor time that the living processes of a session have used."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended
+            continue
+        if int(fields[3]) == session:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Worker:
@@ -98,12 +115,11 @@ class Worker:
         os.close(answers)
 
     def run(self, case: Case, seconds: float) -> Failure | None:
-        """Run a case; ends the child where it crashes or takes longer than ``seconds``."""
+        """Run a case; ends the child where it crashes or takes more than ``seconds``."""
         self.cases.append(case)
         try:
             _write(self._to, case)
-            result: Failure | None = _read(self._from, seconds)
-            return result
+            return self._answer(seconds)
         except TimeoutError:
             os.kill(self._child, signal.SIGABRT)  # faulthandler prints where
             time.sleep(0.5)
@@ -116,6 +132,25 @@ class Worker:
                 return None
             how = os.waitstatus_to_exitcode(status) if status is not None else None
             return Failure("crash", self._key(case), f"exit status {how}\n{self._tail()}")
+
+    def _answer(self, seconds: float) -> Failure | None:
+        """What the child answers. On a busy machine it may take longer, as long as it computes.
+
+        Raises:
+            TimeoutError: After ``seconds`` of processor time, or where it stands still.
+            EOFError: The child ended.
+        """
+        begun = used = processor_seconds(self._child)
+        waited, wait = 0.0, seconds
+        while not select.select([self._from], [], [], wait)[0]:
+            before, used = used, processor_seconds(self._child)
+            waited += wait
+            stands = used - before < _STANDS_STILL * wait
+            if stands or used - begun >= seconds or waited >= _MOST * seconds:
+                raise TimeoutError
+            wait = seconds / 4
+        answer: Failure | None = _read(self._from, seconds)
+        return answer
 
     def _key(self, case: Case) -> str:
         key = getattr(self._fuzzer, "key", None)

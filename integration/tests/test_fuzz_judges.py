@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
 import torch
-from fuzz import programs, programs_twin, xla_program
+from fuzz import programs, programs_twin, workers, xla_program
 from fuzz.frame import fuzzer
 from fuzz.programs_model import build, optimizer
 from fuzz.xla import compare
@@ -104,3 +105,59 @@ def test_a_step_that_is_wrong_by_a_percent_is_found() -> None:
         assert [k for k, _ in found] == [name]
         nothing = {k: v for k, v in got.items() if k != name}
         assert programs_twin.differences(spec, state, [step], nothing) == [("missing", name)]
+
+
+def test_gradients_of_nearly_nothing_are_judged_apart_from_the_steps_that_they_make() -> None:
+    spec = program("Adam", eps=1e-8)
+    step = {**spec["steps"][0], "batch": 1, "size": [5], "updates": True}
+    step |= {"zeroes": True, "to_none": True}
+    model = build(spec)
+    state = programs_twin.state_of(model, optimizer(spec, model))
+    own = programs_twin.repeat(spec, state, [step])
+    used = {k.split(" ")[1]: v for k, v in own.items() if k.startswith("gradient ")}
+    row = int((used["table.weight"] == 0).all(1).nonzero()[0])  # of a token that is not drawn
+    rounded = {k: v.clone() for k, v in used.items()}
+    rounded["table.weight"][row] = 1e-9
+
+    def judged(grads: dict, **wrong: torch.Tensor) -> list[str]:
+        got = programs_twin.repeat(spec, state, [step], 0, [grads])
+        got |= {f"gradient@0 {k}": v for k, v in grads.items()}
+        got |= {k.replace("_", " ", 1): v for k, v in wrong.items()}
+        return [k for k, _ in programs_twin.differences(spec, state, [step], got, [grads])]
+
+    assert judged(rounded) == []
+    # A full step where there is no gradient, and none where there is one.
+    for grads, table in ((used, rounded), (rounded, used)):
+        other = programs_twin.repeat(spec, state, [step], 0, [table])["state table.weight"]
+        assert judged(grads, **{"state_table.weight": other}) == ["state table.weight"]
+    for k, v in used.items():
+        assert judged({**used, k: v * 1.01}) == [f"gradient@0 {k}"]
+
+
+@pytest.mark.parametrize(
+    ("used", "late"),
+    [((0, 0), True), ((0, 1, 1), True), ((0, 1, 2, 3, 4), False), ((0, 100), True)],
+)
+def test_a_case_that_computes_on_a_busy_machine_has_not_timed_out(
+    used: tuple[int, ...], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = workers.Worker.__new__(workers.Worker)
+    worker._from, answers = os.pipe()
+    worker._child = 0
+    left = list(used)
+
+    def processor_seconds(session: int) -> float:
+        found = left.pop(0) * 0.02
+        if len(left) == 0 and not late:
+            workers._write(answers, None)
+        return found
+
+    monkeypatch.setattr(workers, "processor_seconds", processor_seconds)
+    if late:
+        with pytest.raises(TimeoutError):
+            worker._answer(0.1)
+    else:
+        assert worker._answer(0.1) is None
+    assert not left
+    os.close(worker._from)
+    os.close(answers)

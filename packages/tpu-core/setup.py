@@ -93,6 +93,9 @@ def extension() -> CppExtension:
     )
 
 
+# Of a checkout from before there were several builds; Python would take it for the module `_C`.
+for stale in (HERE / PACKAGE).glob("_C.*.so"):
+    stale.unlink()
 EXTENSION.build_of(MINOR).parent.mkdir(parents=True, exist_ok=True)
 setup(
     ext_modules=[extension()],

@@ -56,6 +56,27 @@ def test_a_wrong_item_has_the_cpus_error(fault):
     assert messages[0] == messages[1]
 
 
+TERNARY = ("_foreach_addcmul_", "_foreach_addcdiv_", "_foreach_lerp_")
+BINARY = tuple(
+    f"_foreach_{name}_"
+    for name in "add sub mul div pow maximum minimum clamp_max clamp_min copy".split()
+)
+
+
+@pytest.mark.parametrize("larger", [(2, 3), (1, 1)])
+@pytest.mark.parametrize("name", BINARY + TERNARY)
+def test_an_operand_larger_than_what_is_written_has_the_cpus_error(name, larger):
+    messages = []
+    for device in ("cpu", "tpu"):
+        written = [torch.ones(2, 3), torch.ones(larger[1:])]
+        others = [torch.ones(2, 3), torch.ones(larger)]
+        lists = [written, *[others] * (1 + (name in TERNARY))]
+        with pytest.raises(RuntimeError) as error:
+            getattr(torch, name)(*([t.to(device) for t in items] for items in lists))
+        messages.append(str(error.value).splitlines()[0])
+    assert messages[0] == messages[1]
+
+
 def test_one_item_of_each_kind_is_asked_about():
     (items,) = lists("cpu", 1)
     multiply = torch.ops.aten._foreach_mul.List

@@ -26,9 +26,12 @@ def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
         return True
     if divides(op) and _may_be_zero(named.get("other")):
         return True
-    name = overload_name(op).split(".")[1]
-    if name.startswith("_foreach_") and name.endswith("_") and _whole_numbers(named["self"]):
+    if isinstance(named.get("alpha"), bool):
         return True
+    name = overload_name(op).split(".")[1]
+    if name.startswith("_foreach_") and name.endswith("_"):
+        if _whole_numbers(named["self"]) or _outgrows(named):
+            return True
     test = _SUSPICIONS.get(name.rstrip("_"))
     return test is not None and test(named)
 
@@ -161,6 +164,21 @@ def _whole_numbers(tensors: Sequence[torch.Tensor]) -> bool:
     return any(not (x.is_floating_point() or x.is_complex()) for x in tensors)
 
 
+def _outgrows(args: Arguments) -> bool:
+    """Whether a foreach op's operand does not broadcast to the tensor that is written."""
+
+    def fits(y: torch.Tensor, x: torch.Tensor) -> bool:
+        sizes = zip(reversed(x.shape), reversed(y.shape))
+        return y.dim() <= x.dim() and all(n in (1, m) for m, n in sizes)
+
+    return any(
+        isinstance(y, torch.Tensor) and not fits(y, x)
+        for others in args.values()
+        if isinstance(others, (list, tuple))
+        for x, y in zip(args["self"], others)
+    )
+
+
 def _dtypes_differ(args: Arguments) -> bool:
     return len({x.dtype for x in args.values() if isinstance(x, torch.Tensor)}) > 1
 
@@ -261,6 +279,7 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     "masked_scatter": lambda args: args["mask"].dtype is not torch.bool,
     "random": _range,
     "multinomial": _draws,
+    "glu_jvp": lambda args: 2 * args["glu"].numel() != args["x"].numel(),
     **dict.fromkeys(("any", "all"), lambda args: "out" in args),
     "as_strided_scatter": lambda args: True,
     **dict.fromkeys(
