@@ -44,7 +44,8 @@ for step in range(4):
             p -= 0.1 * p.grad
     print(f"{loss.item():.6f}", end=" ")
 counted = torch.tpu.metrics()
-print(int(counted["compiles"]), int(counted["cache_misses"]), len(compiling))
+names = ("compiles", "cache_misses", "cache_hits_disk")
+print(*(int(counted[name]) for name in names), len(compiling))
 """
 
 
@@ -59,12 +60,12 @@ def start(folder: Path, together: int) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[list[str], int, int, int]:
-    """Losses, compiles, cache misses and JAX's traces, lowerings and compiles."""
+def finish(process: subprocess.Popen[str]) -> tuple[list[str], int, int, int, int]:
+    """Losses, compiles, cache misses, hits on disk and JAX's traces, lowerings and compiles."""
     out, err = process.communicate(timeout=200)
     assert (process.returncode, err) == (0, "")
-    *losses, compiles, misses, traced = out.split()
-    return losses, int(compiles), int(misses), int(traced)
+    *losses, compiles, misses, loaded, traced = out.split()
+    return losses, int(compiles), int(misses), int(loaded), int(traced)
 
 
 def test_four_processes_fill_the_cache_at_once_and_a_fifth_compiles_nothing(tmp_path):
@@ -72,12 +73,14 @@ def test_four_processes_fill_the_cache_at_once_and_a_fifth_compiles_nothing(tmp_
     losses = four[0][0]
     assert losses[-1] < losses[0]
     assert [f[0] for f in four] == [losses] * 4
-    # Each program was compiled by one of them at least, and is there once.
-    assert all(0 < compiles < traced for _, compiles, _, traced in four[:1])
-    entries = len(list((tmp_path / "cache").glob("*/*.tpux")))
-    assert max(f[1] for f in four) <= entries <= max(f[1] for f in four) + 2
+    # Each program was compiled by one of them at least, which may have been ahead of the others.
+    assert any(compiles for _, compiles, *_ in four)
+    assert all(compiles < traced or not compiles + traced for _, compiles, _, _, traced in four)
     assert list((tmp_path / "cache").rglob(".tmp-*")) == []
-    assert finish(start(tmp_path, 1)) == (losses, 0, 0, 0)
+    entries = len(list((tmp_path / "cache").glob("*/*.tpux")))
+    *fifth, loaded, traced = finish(start(tmp_path, 1))
+    assert (fifth, traced) == ([losses, 0, 0], 0)
+    assert 0 < loaded <= entries <= loaded + 2  # each is there once
 
 
 def test_factorizations_are_loaded_too(tmp_path):
