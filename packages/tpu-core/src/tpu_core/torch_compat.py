@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+# Dtypes that XLA does not have; the second comes with torch 2.15, for bfloat16 and complex numbers.
+HALF_COMPLEX = (torch.complex32, getattr(torch, "bcomplex32", torch.complex32))
+
 _MINOR = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 # Dynamo hands modules to functions that AOTAutograd traces, from torch 2.13 on at the latest.

@@ -14,6 +14,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from tpu_core.torch_compat import HALF_COMPLEX
+
 _PAIRS: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
     torch.uint8: np.uint8,
@@ -106,7 +108,7 @@ def result_type(*operands: Any) -> np.dtype[Any]:
         raise TypeError("result_type needs at least one operand.")
     # XLA has no complex32; the recorder refuses it as a result, so it only ever is a computing
     # dtype here (half_tensor == 1j), where the wider one is as good.
-    return to_numpy_dtype(torch.complex64 if result == torch.complex32 else result)
+    return to_numpy_dtype(torch.complex64 if result in HALF_COMPLEX else result)
 
 
 def _number_dtype(x: Any) -> torch.dtype:

@@ -99,7 +99,7 @@ def _fails(
         # `"bitwise_and_cpu" not implemented for 'Float'` is a mistake; for a dtype that the CPU
         # alone does not have, or an op that it does not have, it is none.
         text = str(error)
-        mistake = "not implemented for" in text or "not supported for complex types" in text
+        mistake = any(words in text for words in _MISTAKES)
         lacks = any(name in text for name in _CPU_LACKS) and not has_no_more(op)
         return True if mistake and not lacks else None
     except _ERRORS:
@@ -119,6 +119,14 @@ def _draws_restored(op: torch._ops.OpOverload) -> Iterator[None]:
     finally:
         torch.set_rng_state(state)
 
+
+_MISTAKES = (
+    "not implemented for",
+    "not supported for complex types",
+    # RuntimeErrors before torch 2.15.
+    "with a bool tensor is not supported",
+    "could not infer output dtype",
+)
 
 _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 
