@@ -90,6 +90,10 @@ MISTAKES: dict[str, Mistake] = {
     "conv bias": lambda d: F.conv2d(_f(d, 1, 3, 8, 8), _f(d, 4, 3, 3, 3), _f(d, 3)),
     "conv dtype": lambda d: F.conv2d(_i(d, 1, 3, 8, 8), _f(d, 4, 3, 3, 3)),
     "conv groups": lambda d: F.conv2d(_f(d, 1, 4, 8, 8), _f(d, 3, 2, 3, 3), groups=2),
+    "transposed conv groups": lambda d: F.conv_transpose1d(
+        _f(d, 1, 2, 2), _f(d, 2, 2, 2), groups=4
+    ),
+    "no conv groups": lambda d: F.conv_transpose1d(_f(d, 1, 2, 2), _f(d, 2, 2, 2), groups=0),
     "max_pool kernel": lambda d: F.max_pool2d(_f(d, 1, 1, 2, 2), 5),
     "avg_pool padding": lambda d: F.avg_pool2d(_f(d, 1, 1, 8, 8), 2, padding=3),
     "layer_norm shape": lambda d: F.layer_norm(_f(d, 2, 3), (4,)),

@@ -231,11 +231,9 @@ def _convolution(args: Arguments) -> bool:
     weight, bias = args["weight"], args.get("bias")
     if min(args["padding"]) < 0 or min(*args["stride"], *args["dilation"]) < 1:
         return True
-    channels = weight.shape[1 if args["transposed"] else 0]
-    if args["transposed"]:
-        channels *= args["groups"]
-    elif channels % args["groups"]:
+    if args["groups"] < 1 or weight.shape[0] % args["groups"]:
         return True
+    channels = weight.shape[1] * args["groups"] if args["transposed"] else weight.shape[0]
     if not args["input"].numel() or not weight.numel():
         return True
     return (bias is not None and tuple(bias.shape) != (channels,)) or _dtypes_differ(args)
