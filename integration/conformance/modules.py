@@ -10,9 +10,17 @@ from torch.testing._internal.common_modules import ModuleErrorEnum
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance import compare
-from conformance.compare import Different, ToDevice
+from conformance.compare import ToDevice
 from conformance.entries import MODULES, Entry, is_listed
-from conformance.outcomes import Raised, both_returned, cotangents, outcome, same_error, spread
+from conformance.outcomes import (
+    Raised,
+    both_returned,
+    cotangents,
+    named,
+    outcome,
+    same_error,
+    spread,
+)
 
 
 def check(entry: Entry, limit: int) -> int:
@@ -31,13 +39,8 @@ def check(entry: Entry, limit: int) -> int:
         )
         for index, sample in enumerate(spread(made, limit)):
             count += 1
-            try:
+            with named(f"sample {index}, training={training}"):
                 _compare(entry, info, sample, training)
-            except Different as error:
-                raise Different(f"sample {index}, training={training}: {error}") from None
-            except Exception as error:
-                error.add_note(f"sample {index}, training={training}")
-                raise
     return count
 
 

@@ -13,7 +13,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from conformance import compare
 from conformance.compare import Different, ToDevice
 from conformance.entries import OPS, Entry, is_listed
-from conformance.outcomes import Raised, both_returned, cotangents, outcome, same_error, spread
+from conformance.outcomes import (
+    Raised,
+    both_returned,
+    cotangents,
+    named,
+    outcome,
+    same_error,
+    spread,
+)
 
 Arguments = tuple[Any, list[Any], dict[str, Any]]
 
@@ -30,13 +38,8 @@ def check(entry: Entry, limit: int) -> int:
     needs_grad = entry.part in ("gradients", "gradgrad", "forward_mode")
     samples = spread(op.sample_inputs("cpu", entry.dtype, requires_grad=needs_grad), limit)
     for index, sample in enumerate(samples):
-        try:
+        with named(f"sample {index} of {len(samples)}"):
             _CHECKS[entry.part](entry, op, sample, index)
-        except Different as error:
-            raise Different(f"sample {index} of {len(samples)}: {error}") from None
-        except Exception as error:
-            error.add_note(f"sample {index} of {len(samples)}")
-            raise
     return len(samples)
 
 

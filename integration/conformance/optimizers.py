@@ -10,9 +10,8 @@ from torch.testing._internal.common_optimizers import OptimizerErrorEnum
 from torch.utils._pytree import tree_map
 
 from conformance import compare
-from conformance.compare import Different
 from conformance.entries import OPTIMIZERS, Entry
-from conformance.outcomes import Raised, both_returned, outcome, same_error, spread
+from conformance.outcomes import Raised, both_returned, named, outcome, same_error, spread
 
 STEPS = 4
 
@@ -31,13 +30,8 @@ def check(entry: Entry, limit: int) -> int:
         for flags in _implementations(info, case.kwargs):
             kwargs = {**case.kwargs, **flags}
             count += 1
-            try:
+            with named(f"{case.desc or 'default'} {kwargs}"):
                 _compare(info, kwargs, entry.dtype)
-            except Different as error:
-                raise Different(f"{case.desc or 'default'} {kwargs}: {error}") from None
-            except Exception as error:
-                error.add_note(f"{case.desc or 'default'} {kwargs}")
-                raise
     return count
 
 

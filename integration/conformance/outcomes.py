@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,18 @@ def outcome(run: Callable[..., Any], *args: Any) -> Any:
         return run(*args)
     except Exception as error:
         return Raised(error)
+
+
+@contextmanager
+def named(case: str) -> Iterator[None]:
+    """Have a difference or an error in the block say in which case it came."""
+    try:
+        yield
+    except Different as error:
+        raise Different(f"{case}: {error}") from None
+    except Exception as error:
+        error.add_note(case)
+        raise
 
 
 def both_returned(got: Any, want: Any) -> bool:
