@@ -38,6 +38,16 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def own_address_towards(host: str) -> str | None:
+    """The address from which this machine reaches another one; None without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
 def environment(**more: str) -> dict[str, str]:
     """That of this process, with the packages of this repository on the path."""
     package = Path(__file__).parents[1]
