@@ -49,11 +49,11 @@ class Refused(Exception):
 
         try:
             return fallback.run_on_cpu(op, args, self.target)
-        except NotImplementedError as error:
-            # PyTorch's own error for a dtype that a kernel does not have, with the device's name.
-            raise NotImplementedError(str(error).replace('_cpu"', '_tpu"')) from None
         except _ERRORS as error:
-            raise type(error)(*error.args) from None
+            # PyTorch's error for the user's call, without the frames below it. A kernel names its
+            # device there: `"bitwise_and_cpu" not implemented for 'Float'`.
+            own = [a.replace('_cpu"', '_tpu"') if isinstance(a, str) else a for a in error.args]
+            raise type(error)(*own) from None
 
 
 def check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
