@@ -58,15 +58,15 @@ class TpuNotAvailableError(TpuError):
 class VersionMismatchError(TpuError):
     """The built extension does not fit the installed torch.
 
-    **How it happens.** tpu-core holds a C++ extension that is built against one minor version of
-    torch. After `pip install --upgrade torch` the extension cannot be loaded. `import torch` still
+    **How it happens.** tpu-core holds a build of its C++ extension for one or more minor versions
+    of torch. After `pip install --upgrade torch` none of them may fit. `import torch` still
     works; the first use of the device raises this error.
 
     ```pycon
     >>> torch.ones(2, device="tpu")
-    VersionMismatchError: [TPU1002] tpu_core was built for torch 2.13.0, but torch 2.14.0 is
+    VersionMismatchError: [TPU1002] tpu_core was built for torch 2.13, but torch 2.14.0 is
     installed.
-    What to do: Install that torch (pip install "torch==2.13.0"), or rebuild tpu-core for the ...
+    What to do: Install a torch that it was built for (pip install "torch==2.13.*"), or rebuild ...
     ```
 
     **How to fix it.** Install the torch named in the message, or rebuild tpu-core against the
