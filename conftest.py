@@ -20,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before the device starts; worker processes and the tests' own inherit it.
     # What is compiled must not depend on which ops the tests before have used.
     os.environ["TPU_COMPILE"] = "blocking"
+    # Tests say what programs compute; those of the tiers choose theirs.
+    os.environ.setdefault("TPU_TIERS", "compiled")
     # A worker of xdist has a folder of its own, as tests count what is compiled.
     config.stash[FOLDER] = os.environ["TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="tpu-cache-")
 

@@ -28,14 +28,16 @@ RUNNERS: dict[str, dict[str, str]] = {
     "jax_nhwc": {},
     # `torch.compile` on the CPU.
     "inductor": {},
-    "strict": {"TPU_EAGER_MODE": "strict"},
-    "fused": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "blocking"},
+    # What runs where nothing is set: CPU kernels, and programs where they are faster.
+    "tiers": {"TPU_EAGER_MODE": "fused", "TPU_TIERS": "auto"},
+    "strict": {"TPU_EAGER_MODE": "strict", "TPU_TIERS": "compiled"},
+    "fused": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "blocking", "TPU_TIERS": "compiled"},
     # Model, loss and optimizer by `torch.compile`, what is left in fused mode.
-    "compiled": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "blocking"},
+    "compiled": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "blocking", "TPU_TIERS": "compiled"},
     # With what strict has left in the cache: pieces to run while programs are compiled.
-    "background": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "background"},
+    "background": {"TPU_EAGER_MODE": "fused", "TPU_COMPILE": "background", "TPU_TIERS": "compiled"},
 }
-OURS = ("strict", "fused", "compiled", "background")
+OURS = ("tiers", "strict", "fused", "compiled", "background")
 _STEADY = 1.5  # times the median: what still counts as a steady unit
 _MOST_UNTIMED = 8
 

@@ -21,6 +21,7 @@ from tpu_core.config_kinds import (
     FOLDER,
     INDICES,
     PLATFORM,
+    RATIO,
     SECONDS,
     SIZES,
     URL,
@@ -150,6 +151,22 @@ class Config:
         "or three quarters of it.",
         (),
         shown="powers of two and, from 96 on, three quarters of them",
+    )
+    tiers: str = _setting(
+        "TPU_TIERS",
+        choice("auto", "compiled", "host"),
+        "On the CPU platform, what runs an op outside `torch.compile`: PyTorch's CPU kernel at "
+        "first and a program once that pays, programs alone, as on a TPU, or CPU kernels wherever "
+        "there is one.",
+        "auto",
+    )
+    tier_patience: float = _setting(
+        "TPU_TIER_PATIENCE",
+        RATIO,
+        "With `TPU_TIERS=auto`, how many times the estimated cost of a program the CPU kernels of "
+        "its ops may take before it is made.",
+        3.0,
+        shown="`3`",
     )
     compile: str = _setting(
         "TPU_COMPILE",

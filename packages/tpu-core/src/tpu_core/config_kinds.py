@@ -52,7 +52,7 @@ def integer(least: int) -> Kind:
     return Kind("integer", parse, f"an integer of at least {least}")
 
 
-def _parse_seconds(text: str) -> float:
+def _parse_positive(text: str) -> float:
     if not 0 < (value := float(text)) < float("inf"):
         raise ValueError(text)
     return value
@@ -102,5 +102,6 @@ SIZES = Kind("list of integers", _parse_sizes, "increasing sizes such as 64,128,
 BYTES = Kind("bytes", parse_size, "a number of bytes such as 4096, 500M or 10G")
 FOLDER = Kind("folder", lambda text: Path(text).expanduser(), "a folder")
 BOOL = Kind("bool", lambda text: _SWITCH[text.lower()], "1, 0, true, false, on, off, yes, no")
-SECONDS = Kind("seconds", _parse_seconds, "a number of seconds above 0")
+SECONDS = Kind("seconds", _parse_positive, "a number of seconds above 0")
+RATIO = Kind("number", _parse_positive, "a number above 0")
 URL = Kind("URL", _parse_url, "a URL such as s3://bucket/folder or file:///mnt/shared/folder")

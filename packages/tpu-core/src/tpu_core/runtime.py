@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import typing_extensions  # PyTorch requires it
 
-from tpu_core import _C, collector, modes, platforms, synchronization
+from tpu_core import _C, collector, modes, platforms, synchronization, tiers
 from tpu_core.config import config
 from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
@@ -109,6 +109,7 @@ def _start() -> Runtime:
     _C.register_overloads(overloads)
     _C.set_internal_prefixes(tuple(_internal))
     _C.set_default_mode(modes.current().native())
+    tiers.choose(client)
     memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
@@ -148,6 +149,7 @@ def _serve(client: Any, builder: Any) -> None:
         "padded_array": arrays.PaddedArray,
         "exact": lambda array, device: arrays.exact(array, devices[device]),
         "to_host": host_reads.to_host,
+        "host_memory": pjrt.fetch,
         "copy_to_pinned": HOST_COPIES.start,
         "finish_host_copies": HOST_COPIES.finish,
         "note_read": host_reads.note_read,
@@ -220,6 +222,7 @@ def _restart(join: Callable[[], None]) -> None:
     client = pjrt.start()
     pjrt.put_numbers.cache_clear()
     builder = programs.ProgramBuilder(client, former.store)
+    tiers.choose(client)
     _C.clear_programs()
     _serve(client, builder)
     former.builder.background.workers.close()

@@ -1,5 +1,7 @@
 // `scaled_dot_product_attention` stays one op, forward and backward, where PyTorch has a fused kernel on
 // the CPU or on CUDA. It asks a dispatch stub for the kind of attention, not the op `_fused_sdp_choice`.
+#include "host_kernels.h"
+
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/native/DispatchStub.h>
@@ -39,11 +41,30 @@ bool one_op_takes(
       (mask->dim() > 1 && broadcasts_to(mask->sym_sizes(), {q[0], q[1], q[2], k[2]}));
 }
 
+// As of `use_flash_attention_cpp` (ATen/native/transformers/sdp_utils_cpp.cpp).
+bool cpu_kernel_takes(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask, double dropout) {
+  if (dropout != 0 || query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
+  if (query.size(1) != key.size(1) || query.size(3) != key.size(3) || query.size(3) != value.size(3))
+    return false;
+  for (const at::Tensor* t : {&query, &key, &value})
+    if (t->numel() == 0 || t->stride(-1) != 1) return false;
+  return !mask || !mask->defined() ||
+      (!mask->requires_grad() && (mask->dim() == 2 || mask->dim() == 4));
+}
+
 int64_t fused_sdp_choice(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
     bool enable_gqa) {
   const auto& context = at::globalContext();
+  // CPU kernels and programs of the same ops, so that a segment may go from one to the other. What is
+  // traced becomes a program.
+  const bool is_traced = query.unsafeGetTensorImpl()->is_python_dispatch();
+  if (tiers() != Tiers::Compiled && !is_traced && context.userEnabledMathSDP() &&
+      !cpu_kernel_takes(query, key, value, mask, dropout))
+    return static_cast<int64_t>(at::SDPBackend::math);
   const bool fused = context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP() ||
       context.userEnabledOverrideableSDP();
   const bool one_op = fused && one_op_takes(query, key, value, mask, enable_gqa);

@@ -448,14 +448,19 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
   }
 }
 
-void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
+std::pair<uint64_t, uint64_t> draw_seed(
+    Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
   at::Generator generator;
   for (size_t i = 0; i < n; ++i)
     if (d.policies[i] == Policy::Generator && !args[i].isNone()) generator = args[i].toGenerator();
   const auto device = c.device < 0 ? current_device() : c.device;
   if (!generator.defined()) generator = default_generator(device);
-  const auto [seed, offset] = next_seed(generator, device);
   c.draw = generator;
+  return next_seed(generator, device);
+}
+
+void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
+  const auto [seed, offset] = draw_seed(c, d, args, n);
   for (uint64_t word : std::array<uint64_t, 4>{
            seed & 0xffffffffull, seed >> 32, offset & 0xffffffffull, offset >> 32})
     add_number(c, word, Pack::I32, false);

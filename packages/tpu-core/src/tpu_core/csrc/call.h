@@ -5,6 +5,7 @@
 #include "trace.h"
 
 #include <forward_list>
+#include <utility>
 
 namespace tpu {
 
@@ -38,6 +39,9 @@ struct Call {
 
 // Reads the arguments of a call: signature, operands, numbers. Needs g_mutex.
 void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
+// Seed and offset of a random op, advancing the generator.
+std::pair<uint64_t, uint64_t> draw_seed(
+    Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
 // Adds seed and offset of a random op to the numbers, advancing the generator.
 void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
 void hash_layout(Hasher& h, const Layout& l);

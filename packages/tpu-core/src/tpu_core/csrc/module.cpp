@@ -3,6 +3,7 @@
 #include "callable.h"
 #include "defined_ops.h"
 #include "device.h"
+#include "host_kernels.h"
 #include "lines.h"
 #include "list_calls.h"
 #include "memory.h"
@@ -233,6 +234,9 @@ PYBIND11_MODULE(_C, m) {
     d["substitutions"] = c.substitutions;
     d["signatures"] = c.signatures;
     d["pieces"] = c.pieces;
+    d["host_ops"] = c.host_ops;
+    d["promotions"] = tier_counters().promotions;
+    d["demotions"] = tier_counters().demotions;
     const auto [uploads, bytes] = host_to_device_counts();
     d["h2d_count"] = uploads;
     d["h2d_bytes"] = bytes;
@@ -291,6 +295,8 @@ PYBIND11_MODULE(_C, m) {
   register_process_group(m);
   register_promises(m);
   register_ring(m);
+  m.def("set_patience", &set_patience);
+  m.def("set_tiers", [](int tiers) { set_tiers(static_cast<Tiers>(tiers)); });
   m.def("user_line", [] {
     Line line;
     {

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include "host_kernels.h"
 #include "memory.h"
 #include "pieces.h"
 #include "threads.h"
@@ -75,7 +76,7 @@ void upload_host_inputs(Segment& s) {
   for (size_t i = 0; i < s.slots.size(); ++i) {
     auto& v = s.slots[i];
     if (!s.is_input[i] || v->state != State::Host) continue;
-    py::object array = callback("device_put")(py::cast(v->host), s.device);
+    py::object array = callback("device_put")(py::cast(v->host.contiguous()), s.device);
     v->set_array(array.release().ptr());
   }
 }
@@ -162,7 +163,7 @@ constexpr size_t kMostInPieces = 4096;
 Program* compile(const Segment& s, const Cut& c) {
   const Mode m = mode();
   const bool may_wait =
-      m.background && !m.inspect && s.nodes.size() > 1 && fits_in_pieces(s);
+      m.background && tiers() == Tiers::Compiled && !m.inspect && s.nodes.size() > 1 && fits_in_pieces(s);
   std::string key;
   if (may_wait) {
     key = hex(c.key);

@@ -45,7 +45,8 @@ at::Tensor read_elements(const Value& value, const char* reason) {
     return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
   const auto& l = value.layout;
   const auto host = value.state == State::Host ? value.host : read_array(value, reason);
-  if (l.untyped || at::IntArrayRef(l.strides) == host.strides()) return host.view({-1});
+  if (l.untyped || at::IntArrayRef(l.strides) == host.strides())
+    return host.as_strided({host.numel()}, {1});
   // Dims in order of falling stride are the order of memory.
   std::vector<int64_t> order(l.sizes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -66,11 +67,21 @@ at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
   return elements(bytes, layout.dtype).as_strided(layout.sizes, layout.strides).contiguous();
 }
 
+at::Tensor host_memory(const ValuePtr& value) {
+  py::gil_scoped_acquire gil;
+  drop_padding(*value);
+  const py::handle array(value->array);
+  if (handles_signals()) callback("wait_for")(array);
+  auto memory = memory_of(array, value->layout);
+  return memory.defined() ? memory : callback("host_memory")(array).cast<at::Tensor>();
+}
+
 at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
   ensure_initialized();
   {
     WithoutGil no_gil;
     Lock lock(g_mutex);
+    end_host_segment(value->device);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
   return read_elements(*value, reason).view(at::kByte);
@@ -84,6 +95,7 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
     WithoutGil no_gil;
     Lock lock(g_mutex);
     value = cell_of(t)->value;
+    end_host_segment(value->device);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
   const auto& l = value->layout;
@@ -106,7 +118,7 @@ py::object array_of_value(const ValuePtr& value, const char* reason) {
     at::Tensor host = value->state == State::Host
         ? value->host
         : at::zeros(value->layout.sizes, at::TensorOptions().dtype(value->layout.dtype));
-    py::object array = callback("device_put")(py::cast(host), value->device);
+    py::object array = callback("device_put")(py::cast(host.contiguous()), value->device);
     value->set_array(array.release().ptr());
   }
   drop_padding(*value);

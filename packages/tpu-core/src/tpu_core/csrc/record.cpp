@@ -2,6 +2,7 @@
 
 #include "call.h"
 #include "device.h"
+#include "host_kernels.h"
 #include "memory.h"
 #include "tensors.h"
 #include "threads.h"
@@ -10,6 +11,7 @@
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <chrono>
 #include <mutex>
 
 namespace tpu {
@@ -237,7 +239,7 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   ensure_initialized();
   py::gil_scoped_acquire gil;
   py::dict info = callback("describe")(op.operator_name().name, op.operator_name().overload_name);
-  auto d = std::make_unique<OpDescription>();
+  auto d = std::make_unique<OpDescription>(op);
   d->name = name;
   Hasher h;
   h.add_bytes(name);
@@ -359,10 +361,61 @@ void cut_after_op(Trace* trace, const Mode& m, Lock& lock) {
 
 }  // namespace
 
+namespace {
+
+// Runs a call by a CPU kernel where its tier is the host's; false where it is to be recorded.
+bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& recorded) {
+  const Mode m = mode();
+  const bool may_record = tiers() == Tiers::Auto && m.max_ops != 1;
+  const HostCall call(d, args);
+  if (!call && !may_record) return false;
+  WithoutGil no_gil;
+  Lock lock(g_mutex);
+  const bool is_recordable = !d.handler || d.handler.is_none();
+  while (true) {
+    Call c;
+    gather(c, d, args, d.policies.size());
+    Trace* trace = current_trace(c.device < 0 ? current_device() : c.device);
+    auto& tiering = trace->tiering;
+    const auto op = recorded.op = c.hasher.digest().lo;
+    if (may_record) {
+      if (!is_recordable) {  // such as `nonzero`: programs end before it
+        if (tiering.is_recording()) {
+          flush(trace, lock, "an op of the host's");
+          continue;
+        }
+        tiering.end();
+      } else {
+        const auto choice = tiering.choose(op);
+        if (choice == Tiering::Choice::Record) return false;
+        if (choice == Tiering::Choice::Cut) {
+          flush(trace, lock, kForHost);
+          continue;
+        }
+      }
+    }
+    if (!call) return false;
+    const auto started = std::chrono::steady_clock::now();
+    recorded.results = call.run(c, lock);
+    if (!may_record) return true;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+    lock.lock();
+    tiering.ran_on_host(op, took.count());
+    if (!is_recordable || tiering.size() >= static_cast<size_t>(m.max_ops ? m.max_ops : SIZE_MAX) ||
+        (m.repetitions && trace->cut_points.after_op(op, tiering.size(), m.max_ops)))
+      tiering.end();
+    return true;
+  }
+}
+
+}  // namespace
+
 Recorded record_call(const OpDescription& d, const c10::IValue* args) {
   Recorded recorded;
   const size_t n = d.policies.size();
   if (in_bad_fork()) ensure_initialized();  // raises, before any lock that another thread may have held
+  const bool is_tiered = tiers() != Tiers::Compiled && !mode().inspect;
+  if (is_tiered && run_on_host(d, args, recorded)) return recorded;
   if (d.handler && !d.handler.is_none()) {
     recorded.handler = d.handler;
     return recorded;
@@ -416,9 +469,10 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
       remember_draw(trace->current, c.draw);
     }
     append(trace, c, signature, recorded);
+    if (is_tiered) trace->tiering.recorded(recorded.op);
     c.reads.clear();  // what is alive at a cut must not be for this call's sake
     c.writes.clear();
-    cut_after_op(trace, mode(), lock);
+    if (!trace->tiering.is_recording()) cut_after_op(trace, mode(), lock);
     return recorded;
   }
 }
@@ -426,8 +480,13 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n = d.policies.size();
   const auto* args = stack->data() + stack->size() - n;
-  auto [signature, fresh, handler] = record_call(d, args);
+  auto [signature, fresh, handler, op_key, done] = record_call(d, args);
   if (handler) return call_python(handler, d, op, stack);
+  if (done) {
+    torch::jit::drop(*stack, n);
+    for (auto& r : *done) stack->push_back(std::move(r));
+    return;
+  }
 
   c10::SmallVector<c10::IValue, 4> results;
   size_t next = 0, lists = 0, constants = 0;

@@ -6,6 +6,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <atomic>
+#include <optional>
+
 namespace tpu {
 
 // How an argument of an overload enters its signature. Mirrors `tpu_core.recorder.describe`.
@@ -20,6 +23,9 @@ struct Bounds {
 
 // What the recorder knows of an overload; made by Python on the first call.
 struct OpDescription {
+  explicit OpDescription(const c10::OperatorHandle& handle) : op(handle) {}
+
+  c10::OperatorHandle op;
   std::string name;
   Hash128 hash;
   std::vector<Policy> policies;  // one a schema argument
@@ -39,6 +45,9 @@ struct OpDescription {
   std::vector<Bounds> bounds;    // of number arguments that PyTorch checks
   py::object python;             // the overload, passed back to Python on a miss
   py::object handler;            // set if Python handles every call
+  // The CPU op that may stand for it (host_kernels.h), once looked for.
+  mutable std::optional<c10::OperatorHandle> host;
+  mutable std::atomic<bool> host_known = false;
 };
 
 // Kernel object of one overload; copies share nothing but the description.
@@ -59,6 +68,8 @@ struct Recorded {
   const Signature* signature = nullptr;
   c10::SmallVector<at::Tensor, 4> fresh;  // its new tensors, lists flattened
   py::handle handler;                     // set where Python is to handle the call
+  uint64_t op = 0;                        // its key among the ops of a tiers' segment
+  std::optional<torch::jit::Stack> results;  // set where the call has run: what it returns
 };
 Recorded record_call(const OpDescription& d, const c10::IValue* args);
 // Puts the results of a call that Python handles in place of its arguments.

@@ -16,6 +16,8 @@ void count_host_to_device(size_t nbytes);
 std::pair<uint64_t, uint64_t> host_to_device_counts();  // copies, bytes
 // A device tensor's value as a CPU tensor of the same shape; waits for it.
 at::Tensor read_tensor(const at::Tensor& t, const char* reason);
+// The memory of a value's array on the CPU platform, or a copy; waits for it. Not to be written.
+at::Tensor host_memory(const ValuePtr& value);
 // A value as a jax.Array, which is made of one that is still on the host; what failed is raised. Needs the GIL.
 py::object array_of_value(const ValuePtr& value, const char* reason);
 // Begins a copy of a device tensor to pinned memory that ends before the device's next synchronisation;

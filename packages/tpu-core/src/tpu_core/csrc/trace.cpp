@@ -1,8 +1,10 @@
 #include "trace.h"
 
+#include "host_kernels.h"
 #include "new_state.h"
 #include "program.h"
 #include "python.h"
+#include "threads.h"
 
 #include <atomic>
 #include <chrono>
@@ -156,6 +158,7 @@ uint32_t Trace::output_slot(ValuePtr v) {
 }
 
 void flush(Trace* trace, Lock& lock, const char* cut) {
+  if (cut != kForHost) trace->tiering.end();
   if (trace->current.nodes.empty()) return;
   if (cut != kCutAtRepetition && cut != kCutAtBound) trace->cut_points.forced_cut();
   Segment segment = std::move(trace->current);
@@ -184,6 +187,12 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   }
   recycle(std::move(segment));
   drain_references();
+}
+
+void end_host_segment(int16_t device) {
+  if (tiers() != Tiers::Auto) return;
+  auto& tiering = current_trace(device)->tiering;
+  if (!tiering.is_recording()) tiering.end();
 }
 
 bool put_back(Trace* trace, Segment& s) {

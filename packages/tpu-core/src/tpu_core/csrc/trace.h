@@ -11,6 +11,7 @@
 #include "hash.h"
 #include "lines.h"
 #include "python.h"
+#include "tiering.h"
 #include "value.h"
 
 #include <optional>
@@ -71,6 +72,7 @@ struct Trace {
   int16_t device;
   Segment current;
   CutPoints cut_points;
+  Tiering tiering;
   const char* cut_due = nullptr;  // why the next op starts a new segment
   void restart();
   uint32_t input_slot(ValuePtr v);
@@ -85,6 +87,11 @@ using Lock = std::unique_lock<std::recursive_mutex>;
 
 // Takes g_mutex while the GIL is held, without ever waiting for the one with the other.
 void acquire(Lock& lock);
+
+// A cut that leaves the tiers' segment open: a CPU kernel needs what was recorded.
+inline constexpr char kForHost[] = "a CPU kernel's operand";
+// The thread reads a value: a segment of the host tier ends.
+void end_host_segment(int16_t device);
 
 // Runs what `trace` has recorded. `lock` holds g_mutex; it is released while Python runs.
 void flush(Trace* trace, Lock& lock, const char* cut);
@@ -102,7 +109,7 @@ int64_t pending_bytes(int16_t device);
 
 struct Counters {
   uint64_t ops = 0, segments = 0, executions = 0, hits = 0, substitutions = 0, signatures = 0,
-           pieces = 0;
+           pieces = 0, host_ops = 0;
 };
 Counters& counters();
 

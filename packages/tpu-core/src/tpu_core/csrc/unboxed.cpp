@@ -45,7 +45,9 @@ class Unboxed {
       else return std::move(stack[0]).toTensor();
     }
     auto recorded = record_call(*description_, arguments.values.data());
-    if (recorded.handler) {
+    if (recorded.results) {
+      if constexpr (!std::is_reference_v<Result>) return std::move((*recorded.results)[0]).toTensor();
+    } else if (recorded.handler) {
       torch::jit::Stack stack(arguments.values.begin(), arguments.values.end());
       call_python(recorded.handler, *description_, op_, &stack);
       if constexpr (!std::is_reference_v<Result>) return std::move(stack[0]).toTensor();

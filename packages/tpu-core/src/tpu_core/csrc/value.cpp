@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 #include <vector>
 
 namespace tpu {
@@ -112,10 +113,18 @@ void Value::set_array(PyObject* owned) {
   state = State::Ready;
   trace = nullptr;
   host = at::Tensor();
+  borrowed = false;
   if (!accounted) {
     account(device, static_cast<int64_t>(nbytes));
     accounted = true;
   }
+}
+
+void Value::set_host(at::Tensor memory, bool is_borrowed) {
+  host = std::move(memory);
+  borrowed = is_borrowed;
+  state = State::Host;
+  release_reference(std::exchange(array, nullptr), nbytes);
 }
 
 void Value::fail(std::shared_ptr<const Failure> why) {

@@ -57,8 +57,10 @@ struct Value final : c10::intrusive_ptr_target {
   State state = State::Uninitialized;
   bool shared = false;         // handed to or received from the user's JAX code: never donated
   bool accounted = false;      // counted in the device's memory statistics
+  bool borrowed = false;       // Host: the memory is an array's, and not to be written
   PyObject* array = nullptr;   // Ready: a jax.Array, owned
-  at::Tensor host;             // Host: a contiguous CPU tensor (uint8 if untyped)
+  // Host: a CPU tensor of the layout's sizes, contiguous or with its strides (flat and uint8 if untyped).
+  at::Tensor host;
   Trace* trace = nullptr;      // Pending or Running: the trace that makes it
   uint64_t stamp = 0;          // the trace segment that `slot` is valid in
   uint32_t slot = 0;
@@ -69,6 +71,7 @@ struct Value final : c10::intrusive_ptr_target {
   static void* operator new(size_t size);
   static void operator delete(void* memory);
   void set_array(PyObject* owned);  // becomes Ready
+  void set_host(at::Tensor memory, bool is_borrowed);  // becomes Host
   void fail(std::shared_ptr<const Failure> why);
   // Whether a collective will make it that was called and is not sent yet.
   bool is_promised() const { return state == State::Running && !trace; }

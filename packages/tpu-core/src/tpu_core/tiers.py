@@ -1,0 +1,29 @@
+"""Tiers of execution on the CPU platform: CPU kernels of PyTorch, and programs of XLA.
+
+See ``docs/adr/0025-tiers.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpu_core import _C
+from tpu_core.config import config
+
+# As the extension's enum Tiers.
+_NUMBERS = {"compiled": 0, "auto": 1, "host": 2}
+
+
+def choose(client: Any) -> None:
+    """Tell the extension which tiers serve a client.
+
+    CPU kernels need memory that the host addresses, and values that this process alone holds.
+
+    Args:
+        client: A `tpu_core.pjrt.client.Client`.
+    """
+    # What other processes hold is not in this one's memory.
+    processes = {d.process_index for d in client.backend.devices()}
+    on_host = client.platform.name == "cpu" and len(processes) == 1
+    _C.set_tiers(_NUMBERS[config().tiers if on_host else "compiled"])
+    _C.set_patience(config().tier_patience)
