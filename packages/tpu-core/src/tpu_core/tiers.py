@@ -11,7 +11,7 @@ from tpu_core import _C
 from tpu_core.config import config
 
 # As the extension's enum Tiers.
-_NUMBERS = {"compiled": 0, "auto": 1, "host": 2}
+NUMBERS = {"compiled": 0, "auto": 1, "host": 2}
 
 
 def choose(client: Any) -> None:
@@ -25,5 +25,5 @@ def choose(client: Any) -> None:
     # What other processes hold is not in this one's memory.
     processes = {d.process_index for d in client.backend.devices()}
     on_host = client.platform.name == "cpu" and len(processes) == 1
-    _C.set_tiers(_NUMBERS[config().tiers if on_host else "compiled"])
+    _C.set_tiers(NUMBERS[config().tiers if on_host else "compiled"])
     _C.set_patience(config().tier_patience)

@@ -212,6 +212,8 @@ class Aliases {
 
   at::Tensor operator()(const at::Tensor& t, bool is_written) {
     if (!t.defined() || !t.is_privateuseone()) return t;
+    for (const auto& w : written_)  // PyTorch asks whether an operand is the result itself
+      if (w.original.is_same(t)) return w.alias;
     const auto& v = *cell_of(t)->value;
     if (!is_written && is_the_value(t, v)) {
       results_.is_operand(v.host);
@@ -278,7 +280,9 @@ void prepare(Call& c, const OpDescription& d) {
     }
     bring_to_host(v);
   });
-  for (auto& a : c.writes) make_exclusive(a.cell, !(d.write_only && a.overwrites));
+  // An out= tensor may be made smaller and keep what lies behind.
+  const bool fills = d.write_only && !d.op.schema().arguments().back().is_out();
+  for (auto& a : c.writes) make_exclusive(a.cell, !(fills && a.overwrites));
 }
 
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
@@ -296,6 +300,7 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
     const auto op = c10::Dispatcher::singleton().findOp(
         operator_name(twin == kTwins.end() ? d.name : twin->second));
     if (!op || op->hasTag(at::Tag::nondeterministic_seeded)) return {};
+    if (d.name.find("nested") != std::string::npos || d.name.find("sparse") != std::string::npos) return {};
     for (const auto& r : op->schema().returns()) {
       if (r.alias_info() && !r.alias_info()->isWrite()) return {};
     }
@@ -310,7 +315,10 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
 }  // namespace
 
 void set_tiers(Tiers tiers) { g_tiers = tiers; }
-Tiers tiers() { return g_tiers.load(std::memory_order_relaxed); }
+Tiers tiers() {
+  // What fits is asked of programs, of which one that does not leaves no trace.
+  return memory_is_checked() ? Tiers::Compiled : g_tiers.load(std::memory_order_relaxed);
+}
 
 namespace {
 
@@ -347,7 +355,10 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
   stack.reserve(n);
   {
     Aliases aliases(results, written);
-    for (size_t i = 0; i < n; ++i) stack.push_back(aliases(args_[i], d_.writes[i]));
+    stack.resize(n);
+    for (const bool is_written : {true, false})
+      for (size_t i = 0; i < n; ++i)
+        if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
   ++counters().host_ops;
   lock.unlock();

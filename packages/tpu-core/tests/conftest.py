@@ -1,0 +1,34 @@
+"""Tiers for a test: CPU kernels alone, programs alone, or segments that go over at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tpu_core import _C, tiers
+from tpu_core.config import config
+
+
+@pytest.fixture
+def host() -> Iterator[None]:
+    """CPU kernels wherever there is one."""
+    yield from _in_force("host", config().tier_patience)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Segments go over to programs when they come for the third time."""
+    yield from _in_force("auto", 0.0)
+
+
+def _in_force(name: str, patience: float) -> Iterator[None]:
+    torch.zeros(1, device="tpu")
+    _C.flush()
+    _C.set_tiers(tiers.NUMBERS[name])
+    _C.set_patience(patience)
+    yield
+    _C.flush()
+    _C.set_tiers(tiers.NUMBERS["compiled"])
+    _C.set_patience(config().tier_patience)

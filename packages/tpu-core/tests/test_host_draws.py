@@ -1,0 +1,77 @@
+"""Random numbers are the same in each tier: of the seed, the offset and an element's index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tpu_core import _C, tiers
+
+D = "tpu"
+EXACT: dict[str, Callable[[], torch.Tensor]] = {
+    "rand": lambda: torch.rand(7, 5, device=D),
+    "rand float16": lambda: torch.rand(300, device=D, dtype=torch.float16),
+    "rand bfloat16": lambda: torch.rand(300, device=D, dtype=torch.bfloat16),
+    "rand float64": lambda: torch.rand(300, device=D, dtype=torch.float64),
+    "randint": lambda: torch.randint(0, 10, (200,), device=D),
+    "randint from": lambda: torch.randint(-5, 1_000_003, (200,), device=D),
+    "randint wide": lambda: torch.empty(64, dtype=torch.int64, device=D).random_(5, 2**40),
+    "randint uint8": lambda: torch.randint(0, 16, (50,), device=D, dtype=torch.uint8),
+    "random": lambda: torch.empty(20, device=D, dtype=torch.int32).random_(),
+    "bernoulli": lambda: torch.bernoulli(torch.linspace(0, 1, 60).reshape(6, 10).to(D)),
+    "bernoulli of p": lambda: torch.empty(400, device=D).bernoulli_(0.3),
+    "dropout": lambda: F.dropout(torch.ones(6, 10, device=D), 0.4),
+    "dropout transposed": lambda: F.dropout(torch.ones(6, 10, device=D).t(), 0.4),
+    "multinomial": lambda: torch.multinomial(torch.linspace(0.1, 1, 60).reshape(6, 10).to(D), 3),
+    "randperm": lambda: torch.randperm(40, device=D),
+}
+# Logarithms and products of a kernel and of a program differ in their last bits.
+CLOSE: dict[str, Callable[[], torch.Tensor]] = {
+    "randn": lambda: torch.randn(3000, device=D),
+    "randn float64": lambda: torch.randn(300, device=D, dtype=torch.float64),
+    "randn bfloat16": lambda: torch.randn(300, device=D, dtype=torch.bfloat16),
+    "exponential": lambda: torch.empty(300, device=D).exponential_(2.0),
+    "uniform": lambda: torch.empty(5, 6, device=D).t().uniform_(-3, 2),
+    "normal of means": lambda: torch.normal(torch.ones(40, device=D), 2.0),
+    "a layer": lambda: nn.Linear(3, 4, device=D).weight.detach(),
+}
+
+
+def drawn(draw: Callable[[], torch.Tensor], tier: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+    torch.zeros(1, device=D)
+    _C.flush()
+    _C.set_tiers(tiers.NUMBERS[tier])
+    try:
+        torch.manual_seed(5)
+        draws = [draw().cpu() for _ in range(2)]
+        return draws, torch.tpu.get_rng_state()
+    finally:
+        _C.flush()
+        _C.set_tiers(tiers.NUMBERS["compiled"])
+
+
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+def test_tiers_draw_the_same(name: str) -> None:
+    draw = EXACT.get(name) or CLOSE[name]
+    (of_host, state), (of_programs, expected_state) = (
+        drawn(draw, tier) for tier in ("host", "compiled")
+    )
+    assert torch.equal(state, expected_state)
+    assert not torch.equal(*of_host)  # the generator moves on
+    for ours, theirs in zip(of_host, of_programs):
+        if name in EXACT:
+            assert torch.equal(ours, theirs)
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-6)
+
+
+def test_sizes_of_draws_compile_nothing(host: None) -> None:
+    before = torch.tpu.metrics()["compiles"]
+    for n in range(2, 10):
+        torch.rand(n, 3, device=D).add(torch.randn(n, 3, device=D)).cpu()
+        nn.Linear(n, n + 1, device=D)
+    assert torch.tpu.metrics()["compiles"] == before

@@ -1,0 +1,208 @@
+"""Ops that PyTorch's CPU kernels run at once, on the device's memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+from aliasing.programs import Program
+from tpu_core import _C, interop, modes
+from tpu_core.metrics import METRICS
+
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+
+
+def both(f: Callable[[str], Any]) -> tuple[Any, Any]:
+    return f("tpu"), f("cpu")
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("mode", [FUSED, modes.STRICT], ids=["fused", "strict"])
+def test_random_programs_of_views_and_writes(mode: modes.Mode) -> None:
+    before = METRICS.snapshot()
+    for seed in range(150):
+        with modes.using(mode):
+            Program.of_seed(seed).run()
+    made = METRICS.delta(before)
+    assert made["host_ops"] > 300
+    assert made["executions"] == made["compiles"] == 0
+
+
+@pytest.mark.usefixtures("host")
+def test_training_is_the_cpus_bit_for_bit() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(54, 5),
+    )
+    twin = copy.deepcopy(model).to("tpu")
+    losses: dict[str, list[float]] = {"cpu": [], "tpu": []}
+    for device, m in (("cpu", model), ("tpu", twin)):
+        generator = torch.Generator().manual_seed(2)
+        optimizer = torch.optim.AdamW(m.parameters(), lr=1e-2)
+        for step in range(6):
+            x = torch.randn(3 + step, 3, 8, 8, generator=generator).to(device)
+            y = torch.randint(5, (3 + step,), generator=generator).to(device)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(m(x), y)
+            loss.backward()
+            optimizer.step()
+            losses[device].append(loss.item())
+    assert losses["tpu"] == losses["cpu"]
+    for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values()):
+        assert torch.equal(a, b.cpu()), name
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "LSTM": lambda: nn.LSTM(6, 8, 2, bidirectional=True),
+    "GRU": lambda: nn.GRU(6, 8, 2, bias=False),
+    "RNN": lambda: nn.RNN(6, 8, nonlinearity="relu", bidirectional=True),
+    "LSTM with projections": lambda: nn.LSTM(6, 8, proj_size=3),
+}
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers(kind: str) -> None:
+    module = RECURRENT[kind]()
+    x = torch.randn(5, 7, 6)
+
+    def run(device: str) -> list[torch.Tensor]:
+        m, given = copy.deepcopy(module).to(device), x.to(device).requires_grad_()
+        out, state = m(given)
+        last = state if isinstance(state, tuple) else (state,)
+        sum((t * t).sum() for t in (out, *last)).backward()
+        return [
+            t.detach().cpu() for t in (out, *last, given.grad, *(p.grad for p in m.parameters()))
+        ]
+
+    # Sums over time steps are made in another order than by autograd's nodes.
+    assert_close(*both(run), rtol=1e-4, atol=1e-5)
+
+
+MASKS: dict[str, Callable[[], torch.Tensor | None]] = {
+    "none": lambda: None,
+    "boolean": lambda: torch.rand(7, 9) > 0.3,
+    "bias": lambda: torch.randn(2, 1, 7, 9),
+    "bias with a gradient": lambda: torch.randn(7, 9).requires_grad_(),
+}
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("width", [8, 5])
+def test_attention(mask: str, width: int) -> None:
+    q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, width)
+    bias = MASKS[mask]()
+
+    def run(device: str) -> list[torch.Tensor]:
+        given = [t.detach().to(device).requires_grad_() for t in (q, k, v)]
+        held = None if bias is None else bias.detach().to(device)
+        if bias is not None and bias.requires_grad:
+            held.requires_grad_()
+            given.append(held)
+        out = F.scaled_dot_product_attention(*given[:3], attn_mask=held)
+        out.square().sum().backward()
+        return [out.detach().cpu(), *(t.grad.cpu() for t in given)]
+
+    assert_close(*both(run))
+
+
+@pytest.mark.usefixtures("host")
+def test_an_out_tensor_that_is_made_smaller_keeps_what_lies_behind() -> None:
+    def run(device: str) -> torch.Tensor:
+        base = torch.arange(6.0).to(device)
+        other = base.clone()
+        torch.arange(3, out=base)
+        base.resize_(6)
+        return torch.stack([base, other]).cpu()
+
+    assert torch.equal(*both(run))
+
+
+@pytest.mark.usefixtures("host")
+def test_a_result_that_is_an_operand_is_known_as_one() -> None:
+    def run(device: str) -> str:
+        a = torch.ones(0, 1, 3).to(device)
+        with pytest.raises(RuntimeError) as raised:
+            torch.add(a, torch.ones(0, 0, 3).to(device), out=a)
+        return str(raised.value).splitlines()[0]
+
+    assert len(set(both(run))) == 1
+
+
+@pytest.mark.usefixtures("host")
+def test_memory_that_others_hold_is_not_written() -> None:
+    x = torch.arange(4.0).to("tpu")
+    array = interop.to_jax(x)
+    copied, read = x.clone(), x.cpu()
+    x += 1
+    assert array.tolist() == copied.tolist() == read.tolist() == [0, 1, 2, 3]
+    assert x.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("host")
+def test_values_go_to_programs_and_back() -> None:
+    x = torch.arange(6.0).reshape(2, 3).to("tpu", memory_format=torch.contiguous_format)
+    (x := x.t()).mul_(2)
+    compiled = torch.compile(lambda t: t + 1, backend="eager")
+    with modes.using(modes.STRICT):
+        _C.set_tiers(0)
+        y = x * 3  # by a program
+        _C.flush()
+        _C.set_tiers(2)
+    y += x
+    assert compiled(y).tolist() == [[1.0, 25.0], [9.0, 33.0], [17.0, 41.0]]
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
+        lambda d: torch.ones(3, device=d).view(2, 2),
+        lambda d: torch.zeros(3, dtype=torch.int64, device=d).div_(2),
+        lambda d: F.gelu(torch.ones(3, device=d), approximate="Tanh"),
+        lambda d: torch.ones(3, device=d)[torch.tensor([5]).to(d)],
+        lambda d: torch.zeros(2, dtype=torch.int64, device=d) // 0,
+        lambda d: torch.linalg.inv(torch.zeros(2, 2, device=d)),
+        lambda d: F.nll_loss(torch.zeros(2, 3, device=d), torch.tensor([0, 7]).to(d)),
+    ],
+)
+def test_errors_are_the_cpus(call: Callable[[str], torch.Tensor]) -> None:
+    def message(device: str) -> tuple[type, str]:
+        with pytest.raises(Exception) as raised:
+            call(device).cpu()
+        return raised.type, str(raised.value).splitlines()[0]
+
+    on_device, on_cpu = both(message)
+    assert on_device == on_cpu
+
+
+@pytest.mark.usefixtures("host")
+def test_operands_of_two_devices_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(3, device="tpu") + torch.ones(3)
+
+
+@pytest.mark.usefixtures("host")
+def test_sizes_that_depend_on_values_compile_nothing() -> None:
+    before = METRICS.snapshot()
+    for n in range(3, 9):
+        x = torch.arange(float(n)).to("tpu")
+        kept = x[x > 1]
+        assert kept.nonzero().shape == (n - 2, 1)
+        assert torch.unique(kept % 2).numel() == min(2, n - 2)
+    made = METRICS.delta(before)
+    assert made["compiles"] == made["executions"] == made["signatures"] == 0
