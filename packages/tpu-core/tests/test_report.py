@@ -46,17 +46,18 @@ def test_the_report_as_text_and_as_rich_tables(metrics):
     metrics.d2h(2048)
     text = str(metrics.report())
     assert repr(metrics.report()) == text
+    unpadded = re.sub(" {2,}", "  ", text)  # a column is as wide as its longest row
     for part in (
-        "compiles              1 in 0.50 s",
+        "compiles  1 in 0.50 s",
         "fallbacks to the CPU  1 in 0.25 s",
-        "device to host        1, 2.00 KiB",
+        "device to host  1, 2.00 KiB",
         "aten.mm.default: self float32[8, 128] -> float32[8, 131]",
         "train.py:31",
         "sum: first use, with [4]",
         "aten.sort.default",
         "a.py:3",
     ):
-        assert part in text
+        assert part in unpadded
     from rich.console import Console
 
     console = Console(width=200, record=True, file=io.StringIO())
