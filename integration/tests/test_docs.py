@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ MARK = "--- end of block ---"
 
 
 def run(*arguments: str | Path, text: str | None = None) -> str:
+    # As for a reader: a page that is about programs says which tier it wants.
+    env = {name: value for name, value in os.environ.items() if name != "TPU_TIERS"}
     result = subprocess.run(
         [sys.executable, *arguments],
         input=text,
@@ -23,6 +26,7 @@ def run(*arguments: str | Path, text: str | None = None) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
+        env=env,
     )
     assert result.returncode == 0, result.stdout
     return result.stdout

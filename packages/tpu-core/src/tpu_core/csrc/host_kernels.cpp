@@ -1,6 +1,7 @@
 #include "host_kernels.h"
 
 #include "device.h"
+#include "lines.h"
 #include "memory.h"
 #include "program.h"
 #include "tensors.h"
@@ -13,6 +14,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <regex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -293,7 +296,6 @@ c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor
 
 // The CPU op that computes what an overload does, or null where there is none that may stand for it.
 const c10::OperatorHandle* host_kernel(const OpDescription& d) {
-  if (d.host_known) return d.host ? &*d.host : nullptr;
   auto find = [&]() -> std::optional<c10::OperatorHandle> {
     if (d.name.rfind("aten::", 0) != 0 || d.random || host_function(d)) return {};
     const auto twin = kTwins.find(d.name);
@@ -307,9 +309,20 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
     if (!op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return {};
     return op;
   };
-  d.host = find();
-  d.host_known = true;
+  std::call_once(d.host_sought, [&] { d.host = find(); });
   return d.host ? &*d.host : nullptr;
+}
+
+// A CPU kernel names its device where it has none for a dtype: `"bitwise_and_cpu" not implemented for 'Float'`.
+[[noreturn]] void rethrow_as_own(const c10::NotImplementedError& error) {
+  static const std::regex name("_cpu\" not implemented");
+  const auto text = error.what_without_backtrace();
+  TORCH_CHECK_NOT_IMPLEMENTED(false, std::regex_replace(text, name, "_tpu\" not implemented"));
+}
+
+// Whether the CPU's kernel would give a sparse tensor; Python's refusal says what to do.
+bool gives_sparse(const OpDescription& d, const c10::IValue* args) {
+  return d.name == "aten::_embedding_bag_backward" && args[9].toBool();
 }
 
 }  // namespace
@@ -331,6 +344,7 @@ bool draws(const OpDescription& d, const c10::IValue* args) {
 
 HostCall::HostCall(const OpDescription& d, const c10::IValue* args)
     : d_(d), args_(args), kernel_(host_kernel(d)) {
+  if (kernel_ && gives_sparse(d, args)) kernel_ = nullptr;
   if (!kernel_) function_ = d.random ? host_draw(d, args) : host_function(d);
   if (!function_ && d.chance >= 0 && args[d.chance].toDouble() == 0) function_ = host_function(d);
 }
@@ -361,11 +375,14 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
   ++counters().host_ops;
+  if (at::GradMode::is_enabled()) user_line();  // the line of the backward ops too
   lock.unlock();
-  {
+  try {
     at::AutoDispatchBelowADInplaceOrView below;
     if (function_) function_(key, stack);
     else kernel_->callBoxed(stack);
+  } catch (const c10::NotImplementedError& error) {
+    rethrow_as_own(error);
   }
   for (const auto& w : written) follow(w.original, w.alias, results);
   for (size_t i = 0; i < stack.size(); ++i) {

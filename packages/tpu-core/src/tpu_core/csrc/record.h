@@ -6,7 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <atomic>
+#include <mutex>
 #include <optional>
 
 namespace tpu {
@@ -47,7 +47,7 @@ struct OpDescription {
   py::object handler;            // set if Python handles every call
   // The CPU op that may stand for it (host_kernels.h), once looked for.
   mutable std::optional<c10::OperatorHandle> host;
-  mutable std::atomic<bool> host_known = false;
+  mutable std::once_flag host_sought;
 };
 
 // Kernel object of one overload; copies share nothing but the description.
