@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -206,3 +210,72 @@ def test_sizes_that_depend_on_values_compile_nothing() -> None:
         assert torch.unique(kept % 2).numel() == min(2, n - 2)
     made = METRICS.delta(before)
     assert made["compiles"] == made["executions"] == made["signatures"] == 0
+
+
+ERRORS: dict[str, Callable[[str], Any]] = {
+    "index": lambda d: torch.ones(3, device=d)[torch.tensor([5], device=d)],
+    "label": lambda d: F.cross_entropy(torch.ones(2, 3, device=d), torch.tensor([1, 7], device=d)),
+    "scatter": lambda d: torch.zeros(3, device=d).index_add_(
+        0, torch.tensor([4], device=d), torch.ones(1, device=d)
+    ),
+    "divisor": lambda d: torch.tensor([1, 2], device=d) // torch.tensor([0, 1], device=d),
+    "singular": lambda d: torch.linalg.inv(torch.zeros(2, 2, device=d)),
+    "weight": lambda d: torch.multinomial(torch.tensor([-1.0, 2.0], device=d), 1),
+    "weights": lambda d: torch.multinomial(torch.zeros(2, 2, device=d), 1),
+    "probability": lambda d: torch.bernoulli(torch.tensor([0.5, 2.0], device=d)),
+    "target": lambda d: F.binary_cross_entropy(
+        torch.tensor([2.0], device=d), torch.ones(1, device=d)
+    ),
+}
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("call", ERRORS.values(), ids=ERRORS)
+def test_errors_that_depend_on_values(call: Callable[[str], Any]) -> None:
+    raised = []
+    for device in ("tpu", "cpu"):
+        with pytest.raises(Exception) as error:
+            call(device)
+        raised.append((error.type, str(error.value).partition("\n")[0]))
+    assert raised[0] == raised[1]
+
+
+@pytest.mark.usefixtures("host")
+def test_an_empty_range_into_an_out_tensor() -> None:
+    for device in ("tpu", "cpu"):
+        assert torch.arange(0, 0, 1, out=torch.empty(0, device=device)).tolist() == []
+        assert torch.fft.fftfreq(1, out=torch.empty(2, device=device)[:0]).tolist() == [0.0]
+
+
+@pytest.mark.usefixtures("host")
+def test_a_chosen_implementation_is_that_of_programs() -> None:
+    x = torch.ones(3, device="tpu")
+    before = METRICS.snapshot()
+    _C.set_implementations(1)  # as `tpu_kernels.using` does
+    try:
+        y = x * 3 + 1
+    finally:
+        _C.set_implementations(0)
+    assert y.tolist() == [4.0] * 3
+    made = METRICS.delta(before)
+    assert made["host_ops"] == 0
+    assert made["executions"] == 1
+
+
+def test_objects_of_the_start_are_collected_again() -> None:
+    code = """
+        import gc, torch
+        x = torch.ones(2, device="tpu")
+        print(gc.get_freeze_count() > 0)
+        for _ in range(1100):
+            x = x * 1.0
+        print(gc.get_freeze_count(), torch.tpu.metrics()["compiles"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "TPU_TIERS": "host"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["True", "0 0"]

@@ -38,7 +38,7 @@ def importing() -> Iterator[None]:
 
 
 def resume() -> None:
-    """End what `importing` began: the first program is there."""
+    """End what `importing` began: the first program is there, or many ops have run."""
     global _set_aside
     # More than was set aside: the user has frozen objects too, and wants them so.
     if _set_aside and gc.get_freeze_count() <= _set_aside:
@@ -60,6 +60,7 @@ def freeze_in_children() -> None:
 
 def _freeze_to_fork() -> None:
     global _frozen_to_fork
+    resume()
     if not gc.get_freeze_count():  # the user has frozen nothing, or another thread is forking
         gc.freeze()
         _frozen_to_fork = True

@@ -138,6 +138,7 @@ def _serve(client: Any, builder: Any) -> None:
         "compile": builder.build,
         "program_due": builder.due,
         "new_state": new_state.of_export,
+        "resume_collector": collector.resume,
         "check_memory": memory_limit.check_program,
         "check_allocation": memory_limit.check_allocation,
         "wait_for": interruptible.wait_for,

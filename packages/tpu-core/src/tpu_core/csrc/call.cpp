@@ -486,6 +486,7 @@ void settle_type(Value& v, const at::Tensor& t) {
 void set_thread_precision(int precision) { t_precision = precision; }
 
 void set_implementations(uint64_t digest) { g_implementations.store(digest, std::memory_order_relaxed); }
+bool has_chosen_implementations() { return g_implementations.load(std::memory_order_relaxed) != 0; }
 
 bool is_whole(const at::Tensor& t) {
   auto& value = *cell_of(t)->value;

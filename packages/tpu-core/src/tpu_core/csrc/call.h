@@ -52,6 +52,7 @@ void settle_type(Value& v, const at::Tensor& t);
 void set_thread_precision(int precision);
 // Digest of the implementations that the user chose for ops: part of every signature; 0 is none.
 void set_implementations(uint64_t digest);
+bool has_chosen_implementations();
 // Whether the tensor is exactly its storage's value: same dtype, sizes and order.
 bool is_whole(const at::Tensor& t);
 

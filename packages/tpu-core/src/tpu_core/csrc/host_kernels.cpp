@@ -24,6 +24,8 @@ namespace tpu {
 namespace {
 
 std::atomic<Tiers> g_tiers{Tiers::Compiled};
+// Ops after which a program is under way: Python's collector looks at the objects of its start again.
+constexpr uint64_t kFirstOps = 1000;
 
 // Overloads that PyTorch calls on the device in place of those that the CPU has, with the same arguments.
 const std::unordered_map<std::string, const char*> kTwins{
@@ -374,7 +376,7 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
       for (size_t i = 0; i < n; ++i)
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
-  ++counters().host_ops;
+  const bool under_way = ++counters().host_ops == kFirstOps;
   if (at::GradMode::is_enabled()) user_line();  // the line of the backward ops too
   lock.unlock();
   try {
@@ -383,6 +385,10 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
     else kernel_->callBoxed(stack);
   } catch (const c10::NotImplementedError& error) {
     rethrow_as_own(error);
+  }
+  if (under_way) {
+    py::gil_scoped_acquire gil;
+    callback("resume_collector")();
   }
   for (const auto& w : written) follow(w.original, w.alias, results);
   for (size_t i = 0; i < stack.size(); ++i) {

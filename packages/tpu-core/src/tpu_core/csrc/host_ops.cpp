@@ -226,6 +226,10 @@ void arange_(ThreefryKey, Stack& s) {
   auto out = s[0].toTensor();
   const auto start = s[1].toScalar(), step = s[2].toScalar();
   const auto n = out.numel();
+  if (n == 0) {  // the ends that are worked out below would lie before the start
+    s = {out};
+    return;
+  }
   if (at::isIntegralType(out.scalar_type(), false)) {
     const auto first = start.toLong(), by = step.toLong();
     at::arange_out(out, first, first + n * by, by);

@@ -191,7 +191,9 @@ at::Tensor bernoulli_of(ThreefryKey key, const at::Tensor& p) {
   const T* from = given.const_data_ptr<T>();
   T* to = out.mutable_data_ptr<T>();
   each_element(key, p.numel(), [&](int64_t i, Words w) {
-    to[i] = Threshold<Wide<T>>(static_cast<Wide<T>>(from[i]))(w) ? T(1) : T(0);
+    const auto p_in = static_cast<Wide<T>>(from[i]);
+    TORCH_CHECK(p_in >= 0 && p_in <= 1);  // the text is that of ATen's DistributionTemplates.h
+    to[i] = Threshold<Wide<T>>(p_in)(w) ? T(1) : T(0);
   });
   return out;
 }
@@ -296,6 +298,13 @@ bool takes_multinomial(c10::ArrayRef<c10::IValue> args) {
 // The largest of p / e, with e exponential.
 void multinomial(ThreefryKey key, torch::jit::Stack& stack) {
   const auto p = stack[0].toTensor();
+  if (p.numel()) {  // as ATen's Distributions.cpp
+    const auto is_valid = p.max().item<double>() < INFINITY && p.min().item<double>() >= 0;
+    TORCH_CHECK(is_valid, "probability tensor contains either `inf`, `nan` or element < 0");
+    TORCH_CHECK(
+        !(p.sum(-1) == 0).any().item<bool>(),
+        "invalid multinomial distribution (sum of probabilities <= 0)");
+  }
   auto race = at::empty(p.sizes(), p.options());
   with_float(p.scalar_type(), [&](auto type) {
     using T = decltype(type);

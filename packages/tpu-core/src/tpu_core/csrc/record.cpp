@@ -414,7 +414,9 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
   Recorded recorded;
   const size_t n = d.policies.size();
   if (in_bad_fork()) ensure_initialized();  // raises, before any lock that another thread may have held
-  const bool is_tiered = tiers() != Tiers::Compiled && !mode().inspect;
+  // What the user chose to compute an op by is for programs.
+  const bool is_tiered =
+      tiers() != Tiers::Compiled && !mode().inspect && !has_chosen_implementations();
   if (is_tiered && run_on_host(d, args, recorded)) return recorded;
   if (d.handler && !d.handler.is_none()) {
     recorded.handler = d.handler;
