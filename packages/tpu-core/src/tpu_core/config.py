@@ -25,6 +25,7 @@ from tpu_core.config_kinds import (
     SECONDS,
     SIZES,
     URL,
+    VERIFY,
     Kind,
     choice,
     integer,
@@ -159,6 +160,13 @@ class Config:
         "first and a program once that pays, programs alone, as on a TPU, or CPU kernels wherever "
         "there is one.",
         "auto",
+    )
+    verify: str = _setting(
+        "TPU_VERIFY",
+        VERIFY,
+        "Runs of programs that are repeated op by op on the host and compared: none, the first of "
+        "each program, or one in N.",
+        "off",
     )
     tier_patience: float = _setting(
         "TPU_TIER_PATIENCE",

@@ -58,6 +58,12 @@ def _parse_positive(text: str) -> float:
     return value
 
 
+def _parse_verify(text: str) -> str:
+    if not re.fullmatch(r"off|first|sample:0*[1-9]\d*", text.lower()):
+        raise ValueError(text)
+    return text.lower()
+
+
 def _parse_url(text: str) -> str:
     if not re.match(r"[A-Za-z][\w+.-]*:", text):
         raise ValueError(text)
@@ -103,5 +109,6 @@ BYTES = Kind("bytes", parse_size, "a number of bytes such as 4096, 500M or 10G")
 FOLDER = Kind("folder", lambda text: Path(text).expanduser(), "a folder")
 BOOL = Kind("bool", lambda text: _SWITCH[text.lower()], "1, 0, true, false, on, off, yes, no")
 SECONDS = Kind("seconds", _parse_positive, "a number of seconds above 0")
+VERIFY = Kind("choice", _parse_verify, "off, first, or sample:N with an integer N of at least 1")
 RATIO = Kind("number", _parse_positive, "a number above 0")
 URL = Kind("URL", _parse_url, "a URL such as s3://bucket/folder or file:///mnt/shared/folder")

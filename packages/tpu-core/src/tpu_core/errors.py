@@ -321,6 +321,37 @@ class NonFiniteError(TpuError):
     )
 
 
+class VerificationError(TpuError):
+    """A program gave another result than its ops do one by one.
+
+    **How it happens.** With `TPU_VERIFY=first` the first run of each program, with `sample:N` one
+    run in N, is repeated op by op on the host, by PyTorch's CPU kernels, and compared. What
+    rounding can do to these values is found out by running the ops with their results slightly
+    off; what lies farther away is wrong. Such a program is dropped from memory and from the cache
+    folder.
+
+    ```console
+    VerificationError: [TPU1019] A program of 12 ops gave another result for
+    aten.sum.dim_IntList than its ops do one by one.
+      result: float32[4, 4]
+      element: [0, 1]
+      of the program: 24
+      op by op: 6
+      at train.py:31 in step
+    ```
+
+    **How to fix it.** It is a fault of the compiler or of this project: please report it, with the
+    program if it can be shared. `TPU_TIERS=host` on the CPU platform, or `TPU_EAGER_MODE=strict`,
+    runs without the program meanwhile.
+    """
+
+    code = "TPU1019"
+    remedy = (
+        "Report it, with the program if possible. TPU_EAGER_MODE=strict compiles one op at a time; "
+        "TPU_TIERS=host runs CPU kernels on the CPU platform."
+    )
+
+
 class DonatedBufferError(TpuError):
     """A value is read whose memory was given to another program.
 

@@ -49,6 +49,7 @@ COUNTERS: dict[str, str] = {
     "h2d_bytes": "Bytes copied from the host to the device.",
     "d2h_count": "Copies from the device to the host.",
     "d2h_bytes": "Bytes copied from the device to the host.",
+    "verifications": "Runs of programs that were repeated op by op and compared (TPU_VERIFY).",
     "debug_checks": "Results checked for NaN and infinity in debug mode.",
 }
 
@@ -200,6 +201,11 @@ class Metrics:
         """Count a run of a program on padded arrays."""
         with self._lock:
             self._count["padded_executions"] += 1
+
+    def verification(self) -> None:
+        """Count a run of a program that was repeated op by op."""
+        with self._lock:
+            self._count["verifications"] += 1
 
     def outline(self) -> None:
         """Count a form of an op that was traced for the sizes in it."""

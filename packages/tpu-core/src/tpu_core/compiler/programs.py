@@ -151,7 +151,7 @@ class ProgramBuilder:
             return together(s)
         padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
         if padded is not None:
-            return padded
+            return self._watched(padded, s)
         if missing is not None:
             s = self.background.lifted(s)
         key = self._key(s)
@@ -169,7 +169,18 @@ class ProgramBuilder:
             program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])
         if pads:
             self._padded.remember(s, program)
-        return program
+        return self._watched(program, s)
+
+    def _watched(self, program: Program, s: Segment) -> Program:
+        from tpu_core.verification import watch
+
+        return watch(program, s, self._client.devices[s.device], self._drop)
+
+    def _drop(self, key: str) -> None:
+        """Take a program out of the cache of this machine."""
+        disk = self._store.disk if isinstance(self._store, TieredStore) else self._store
+        if disk is not None:
+            disk.path(key).unlink(missing_ok=True)
 
     @property
     def may_compile(self) -> bool:

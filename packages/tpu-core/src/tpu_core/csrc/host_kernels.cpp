@@ -342,6 +342,14 @@ bool draws(const OpDescription& d, const c10::IValue* args) {
   return d.chance < 0 || args[d.chance].toDouble() != 0;
 }
 
+// Whether autograd makes a node of the call.
+bool is_differentiated(c10::ArrayRef<c10::IValue> args) {
+  if (!at::GradMode::is_enabled()) return false;
+  return std::any_of(args.begin(), args.end(), [](const c10::IValue& v) {
+    return v.isTensor() && v.toTensor().requires_grad();
+  });
+}
+
 }  // namespace
 
 HostCall::HostCall(const OpDescription& d, const c10::IValue* args)
@@ -377,7 +385,7 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
   const bool under_way = ++counters().host_ops == kFirstOps;
-  if (at::GradMode::is_enabled()) user_line();  // the line of the backward ops too
+  if (is_differentiated({args_, n})) user_line();  // the line of the backward ops too
   lock.unlock();
   try {
     at::AutoDispatchBelowADInplaceOrView below;

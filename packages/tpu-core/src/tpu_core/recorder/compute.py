@@ -52,6 +52,11 @@ class LoweringCompute:
         return self._entry.is_foreign
 
     @property
+    def op(self) -> str:
+        """Name of the functional overload."""
+        return self._entry.op
+
+    @property
     def out(self) -> tuple[Any, ...]:
         """What its results are."""
         return self._out
@@ -95,6 +100,11 @@ class GraphCompute:
         self._op, self._args, self._out = op, args, out
         self._default_dtype = torch.get_default_dtype()
         self._graph = decompose.trace(op, args)
+
+    @property
+    def op(self) -> str:
+        """Name of the functional overload."""
+        return overload_name(self._op)
 
     @property
     def out(self) -> tuple[Any, ...]:

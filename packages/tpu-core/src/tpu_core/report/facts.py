@@ -96,6 +96,8 @@ def _totals(count: dict[str, float]) -> list[tuple[str, str]]:
         ("host to device", f"{count['h2d_count']:.0f}, {format_bytes(count['h2d_bytes'])}"),
         ("device to host", f"{count['d2h_count']:.0f}, {format_bytes(count['d2h_bytes'])}"),
     ]
+    if count["verifications"]:
+        totals.append(("runs verified op by op", f"{count['verifications']:.0f}"))
     if count["debug_checks"]:
         totals.append(("debug checks", f"{count['debug_checks']:.0f}"))
     return totals

@@ -1,0 +1,129 @@
+"""How far a program's results may lie from those of its ops one by one.
+
+The ops run three times: as they are, and twice with each of their results off by a few units in the
+last place, as another order of sums or a fused multiply-add would leave them. What these runs
+spread over is what rounding can do to this segment with these values; a program may lie a multiple
+of it away. (Known as Monte Carlo arithmetic: D. S. Parker, *Monte Carlo Arithmetic*, UCLA, 1997.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tpu_core.compiler.segment import Segment
+from tpu_core.verification.replay import replay
+
+_OFF = 8  # units in the last place that a result is off by, at most
+_ALLOWED = 8  # times the spread
+_LEAST = 64  # units in the last place of a result's largest element, at least
+_RUNS = 2
+
+# What moves numbers does not round them; a 1 that is compared with must stay one.
+_EXACT = frozenset(
+    "abs amax amin argmax argmin arange cat clamp clone copy_ copy constant_pad_nd embedding eq "
+    "eye fill fill_ flip full gather ge gt index index_put index_select isfinite isnan le lt max "
+    "max_pool2d_with_indices maximum min minimum ne neg one_hot ones relu roll scatter sign "
+    "slice_scatter sort stack threshold_backward topk tril triu where zero_ zeros _to_copy "
+    "scalar_tensor select_scatter as_strided_scatter masked_fill masked_fill_ expand repeat "
+    "_foreach_zero_ _foreach_neg zeros_like ones_like full_like".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A result that rounding does not explain.
+
+    Attributes:
+        slot: Its slot in the segment.
+        index: The element that is farthest off.
+        expected, found: That element, op by op and of the program.
+        off: How far off it is.
+        allowed: How far it may be.
+        elements: Number of elements that are too far off.
+    """
+
+    slot: int
+    index: tuple[int, ...]
+    expected: float
+    found: float
+    off: float
+    allowed: float
+    elements: int
+
+
+def difference(
+    segment: Segment,
+    inputs: Sequence[torch.Tensor],
+    numbers: Sequence[float | int],
+    results: Sequence[torch.Tensor],
+) -> Difference | None:
+    """The first result of a program that lies too far from that of its ops, or None.
+
+    Args:
+        segment: What the program computes.
+        inputs: Its inputs, on the CPU.
+        numbers: Its numbers.
+        results: What it gave for the live slots.
+    """
+    expected = replay(segment, inputs, numbers)
+    if all(torch.equal(e, r) for e, r in zip(expected, results, strict=True)):
+        return None
+    generator = torch.Generator().manual_seed(0)
+
+    def off(op: str, value: torch.Tensor) -> torch.Tensor:
+        if op.split(".")[1] in _EXACT or not value.is_floating_point():
+            return value
+        noise = torch.rand(value.shape, generator=generator) * 2 - 1
+        unit = torch.finfo(value.dtype).eps
+        return (value.double() * (1 + _OFF * unit * noise)).to(value.dtype)
+
+    others = [replay(segment, inputs, numbers, off) for _ in range(_RUNS)]
+    for slot, want, found, *near in zip(segment.live, expected, results, *others):
+        if (found_off := _compare(slot, want, found, near)) is not None:
+            return found_off
+    return None
+
+
+def _compare(
+    slot: int, want: torch.Tensor, found: torch.Tensor, near: Sequence[torch.Tensor]
+) -> Difference | None:
+    exact = not (want.is_floating_point() or want.is_complex())
+    unit = 0.0 if exact else torch.finfo(want.dtype).eps
+    want, found, *near = (_wide(t) for t in (want, found, *near))
+    if not want.numel():
+        return None
+    # An element that the runs do not agree on being finite may be either.
+    finite = torch.isfinite(want)
+    settled = torch.stack([torch.isfinite(t) == finite for t in near]).all(0)
+    same = (want == found) | (want.isnan() & found.isnan())
+    spread = torch.stack([(t - want).abs() for t in near]).amax(0)
+    if exact:  # an integer or a bool: where the runs agree, there is one answer
+        settled &= spread == 0
+        allowed = torch.zeros(())
+    else:
+        largest = want.abs().where(finite, 0).amax()
+        allowed = _ALLOWED * spread.where(finite & settled, 0).amax() + _LEAST * unit * largest
+    off = (found - want).abs()
+    wrong = settled & ~same & ~(off <= allowed)  # NaN is off
+    if not wrong.any():
+        return None
+    farthest = int(off.nan_to_num(torch.inf).where(wrong, -1).flatten().argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(farthest), want.shape))
+    return Difference(
+        slot,
+        index,
+        float(want[index]),
+        float(found[index]),
+        float(off[index]),
+        float(allowed),
+        int(wrong.sum()),
+    )
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.double()

@@ -1,0 +1,159 @@
+"""A recorded segment computed op by op on the host: PyTorch's CPU ops, and lowerings where it has
+none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from tpu_core.compiler.segment import Node, Segment
+from tpu_core.lowering import kernel_errors
+from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.lowering.evaluate import to_jax, to_torch
+from tpu_core.pjrt import jax_settings
+from tpu_core.recorder.compute import flatten
+from tpu_core.recorder.plan import NodePlan
+from tpu_core.recorder.variants import overload_of
+from tpu_core.verification import windows
+
+logger = logging.getLogger("tpu_core")
+
+Value = torch.Tensor
+# Called with the name of an op and each of its results; gives what the ops after it read.
+Change = Callable[[str, Value], Value]
+
+# Overloads of the device in place of which the CPU has another of the same arguments.
+_TWINS = {
+    "aten.convolution_overrideable.default": "aten.convolution.default",
+    "aten.convolution_backward_overrideable.default": "aten.convolution_backward.default",
+}
+
+
+def replay(
+    segment: Segment,
+    inputs: Sequence[Value],
+    numbers: Sequence[float | int],
+    change: Change = lambda op, value: value,
+) -> list[Value]:
+    """The results of a segment.
+
+    Args:
+        segment: What was recorded.
+        inputs: The values of its input slots, on the CPU; they stay as they are.
+        numbers: Its numbers in this run.
+        change: Applied to each result of an op, such as one that rounds otherwise.
+
+    Returns:
+        The values of its live slots, in their order.
+    """
+    values: dict[int, Value] = dict(zip(segment.inputs(), inputs, strict=True))
+    with torch.no_grad():
+        for node in segment.nodes:
+            results = _results(segment, node, values, numbers[node.numbers :])
+            for slot, value in zip(node.outputs, results):
+                if slot is not None and value is not None:
+                    expected = segment.slots[slot]
+                    value = value.reshape(expected.shape).to(TO_TORCH[expected.dtype])
+                    values[slot] = change(node.name, value)
+    return [values[i] for i in segment.live]
+
+
+def _results(
+    segment: Segment, node: Node, values: dict[int, Value], numbers: Sequence[float | int]
+) -> list[Value | None]:
+    if node.plan is None:  # uninitialised memory
+        slot = segment.slots[node.outputs[0] or 0]
+        return [torch.zeros(slot.shape, dtype=TO_TORCH[slot.dtype])]
+    operands = [values[i] for i in node.operands]
+    op = _cpu_op(node.plan.compute.op)
+    if op is not None and _is_plain(node.plan):
+        try:
+            return _by_cpu(node.plan, op, operands, numbers)
+        except Exception as error:  # such as an argument that lowerings alone take
+            logger.debug("%s has no CPU op for these arguments: %s", node.name, error)
+
+    return _by_lowering(node.plan, operands, numbers)
+
+
+def _is_plain(plan: NodePlan) -> bool:
+    """Whether the op's arguments say all of what it computes."""
+    return (
+        not plan.random
+        and not plan.identity
+        and not plan.choices
+        and plan.default_dtype == torch.get_default_dtype()
+    )
+
+
+@cache
+def _cpu_op(name: str) -> Any:
+    """The CPU's op of a functional overload's name, or None."""
+    name = _TWINS.get(name, name)
+    if not name.startswith("aten.") or "overrideable" in name:
+        return None
+    op = overload_of(name)
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
+    return op if has_kernel else None
+
+
+def _by_cpu(
+    plan: NodePlan, op: Any, operands: Sequence[Value], numbers: Sequence[float | int]
+) -> list[Value | None]:
+    positional, keywords, starts = plan.arguments(
+        operands, iter(numbers), windows.read, _number, _blank
+    )
+    given = dict(zip(plan.positional_names(), positional), **keywords)
+    out = flatten(plan.compute.out)
+    names = {a.name for a in op._schema.arguments}
+    if "dtype" in names and given.get("dtype") is None and out[0] is not None:
+        given["dtype"] = TO_TORCH[out[0].dtype]
+    results = op(**given)
+    flat = flatten(results if isinstance(results, tuple) else (results,))
+    flat = [_as_expected(r, e) for r, e in zip(flat, out, strict=True)]
+    return _written(plan, [flat[i] for i in plan.order], operands, starts)
+
+
+def _as_expected(result: Any, expected: Any) -> Any:
+    if expected is None:
+        return None
+    if tuple(result.shape) != tuple(expected.shape):
+        raise ValueError(f"{tuple(result.shape)} in place of {tuple(expected.shape)}")
+    return result.to(TO_TORCH[expected.dtype])
+
+
+def _written(
+    plan: NodePlan, outputs: list[Any], operands: Sequence[Value], starts: list[list[Any]]
+) -> list[Value | None]:
+    """The results, with the new values of written storages in place of what is written."""
+    fresh = len(outputs) - len(plan.writes)
+    written: list[Value] = []
+    bases = iter(operands[len(plan.reads) :])
+    for access, value, places in zip(plan.writes, outputs[fresh:], starts):
+        value = value.to(TO_TORCH[access.dtype])
+        if access.overwrites:
+            written.append(value)
+            continue
+        base = written[access.chained] if access.chained >= 0 else next(bases)
+        written.append(windows.write(base, access, value, places))
+    return outputs[:fresh] + written
+
+
+def _by_lowering(
+    plan: NodePlan, operands: Sequence[Value], numbers: Sequence[float | int]
+) -> list[Value | None]:
+    with jax_settings.lowering(), kernel_errors.told():
+        results = plan.lower([to_jax(o) for o in operands], iter(numbers))
+    return [None if r is None else to_torch(r) for r in results]
+
+
+def _number(number: float | int, dtype: Any) -> Value:
+    return torch.tensor(number, dtype=TO_TORCH[dtype])
+
+
+def _blank(shape: tuple[int, ...], dtype: Any) -> Value:
+    return torch.zeros(shape, dtype=TO_TORCH[dtype])
