@@ -17,7 +17,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from aliasing.programs import Program
-from tpu_core import _C, interop, modes
+from tpu_core import _C, interop, modes, tiers
 from tpu_core.metrics import METRICS
 
 FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
@@ -279,3 +279,28 @@ def test_objects_of_the_start_are_collected_again() -> None:
         check=True,
     )
     assert done.stdout.splitlines() == ["True", "0 0"]
+
+
+@pytest.mark.usefixtures("host")
+def test_a_dtype_that_lowerings_have_and_the_cpu_has_not() -> None:
+    """As on CUDA; transformers counts the tokens of experts so."""
+    x = torch.tensor([1, 2, 2, 3], dtype=torch.int32, device="tpu")
+    assert torch.histc(x, 4, 0, 3).tolist() == [0, 1, 2, 1]
+    with pytest.raises(NotImplementedError, match='"bitwise_and_tpu" not implemented'):
+        torch.ones(2, device="tpu") & torch.ones(2, device="tpu")
+
+
+def test_a_program_gives_an_element_that_is_there_once() -> None:
+    """As the gradient of a sum is, in a compiled graph."""
+    base = torch.arange(3.0).reshape(3, 1)
+    _C.set_tiers(tiers.NUMBERS["compiled"])
+    x = base.to("tpu").expand(3, 4).detach()
+    y = torch.empty_strided((3, 4), (1, 0), device="tpu")
+    torch.tpu.synchronize()
+    _C.set_tiers(tiers.NUMBERS["host"])
+    try:
+        assert torch.equal((x * 1).cpu(), base.expand(3, 4))
+        assert (y * 0).cpu().nan_to_num().sum() == 0
+        assert torch.equal(x.clone().cpu(), base.expand(3, 4))
+    finally:
+        _C.set_tiers(tiers.NUMBERS["compiled"])

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <regex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -45,6 +44,19 @@ bool is_in_memory_order(const at::Tensor& host, const Layout& l) {
 
 at::TensorOptions options_of(const Layout& l) { return at::TensorOptions().dtype(l.dtype); }
 
+// A copy in the order of a layout. An element that dims of stride 0 repeat is there once.
+at::Tensor copy_in_layout(const at::Tensor& from, const Layout& l) {
+  auto copy = at::empty_strided(l.sizes, l.strides, options_of(l));
+  auto to = copy, what = from;
+  for (size_t d = 0; d < l.sizes.size(); ++d) {
+    if (l.strides[d] != 0 || l.sizes[d] < 2) continue;
+    const auto dim = static_cast<int64_t>(d);
+    to = to.narrow(dim, 0, 1), what = what.narrow(dim, 0, 1);
+  }
+  to.copy_(what);
+  return copy;
+}
+
 // The value's memory on the host, elements in the order of its layout; the value is settled.
 void bring_to_host(const ValuePtr& v) {
   const auto& l = v->layout;
@@ -56,14 +68,14 @@ void bring_to_host(const ValuePtr& v) {
     if (v->state == State::Host) host = v->host;
     if (v->state == State::Uninitialized)
       host = l.untyped ? at::zeros({static_cast<int64_t>(v->nbytes)}, at::kByte)
-                       : at::empty_strided(l.sizes, l.strides, options_of(l)).zero_();
+                       : copy_in_layout(at::zeros({}, options_of(l)).expand(l.sizes), l);
   }
   if (!host.defined()) {
     host = host_memory(v);
     is_borrowed = true;
   }
   if (!is_in_memory_order(host, l)) {
-    host = at::empty_strided(l.sizes, l.strides, options_of(l)).copy_(host);
+    host = copy_in_layout(host, l);
     is_borrowed = false;
   }
   Lock lock(g_mutex);
@@ -89,8 +101,8 @@ void make_exclusive(Cell* cell, bool keeps) {
   if (l.untyped) {
     host = old->host.clone();
   } else {
-    host = at::empty_strided(l.sizes, l.strides, options_of(l));
-    if (keeps) host.copy_(old->host.as_strided(l.sizes, l.strides, 0));
+    host = keeps ? copy_in_layout(old->host.as_strided(l.sizes, l.strides, 0), l)
+                 : at::empty_strided(l.sizes, l.strides, options_of(l));
   }
   auto fresh = make_value(l, old->nbytes, old->device, State::Host);
   fresh->host = std::move(host);
@@ -315,13 +327,6 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   return d.host ? &*d.host : nullptr;
 }
 
-// A CPU kernel names its device where it has none for a dtype: `"bitwise_and_cpu" not implemented for 'Float'`.
-[[noreturn]] void rethrow_as_own(const c10::NotImplementedError& error) {
-  static const std::regex name("_cpu\" not implemented");
-  const auto text = error.what_without_backtrace();
-  TORCH_CHECK_NOT_IMPLEMENTED(false, std::regex_replace(text, name, "_tpu\" not implemented"));
-}
-
 // Whether the CPU's kernel would give a sparse tensor; Python's refusal says what to do.
 bool gives_sparse(const OpDescription& d, const c10::IValue* args) {
   return d.name == "aten::_embedding_bag_backward" && args[9].toBool();
@@ -359,7 +364,7 @@ HostCall::HostCall(const OpDescription& d, const c10::IValue* args)
   if (!function_ && d.chance >= 0 && args[d.chance].toDouble() == 0) function_ = host_function(d);
 }
 
-torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
+std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   const size_t n = d_.policies.size();
   ThreefryKey key{};
   each_access(c, [](Access& a, bool) { a.value.reset(); });
@@ -391,8 +396,8 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
     at::AutoDispatchBelowADInplaceOrView below;
     if (function_) function_(key, stack);
     else kernel_->callBoxed(stack);
-  } catch (const c10::NotImplementedError& error) {
-    rethrow_as_own(error);
+  } catch (const c10::NotImplementedError&) {
+    return {};  // of the dtype: a lowering may have it, or raises the same in the device's name
   }
   if (under_way) {
     py::gil_scoped_acquire gil;

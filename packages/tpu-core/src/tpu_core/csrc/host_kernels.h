@@ -22,9 +22,10 @@ class HostCall {
   HostCall(const OpDescription& d, const c10::IValue* args);
   // Whether there is a kernel for it.
   explicit operator bool() const { return kernel_ || function_; }
-  // What the call returns, as tensors of the device; `c` is what `gather` said of it. Throws what the CPU
-  // kernel throws. `lock` holds g_mutex, and is released; the GIL is not held.
-  torch::jit::Stack run(Call& c, Lock& lock) const;
+  // What the call returns, as tensors of the device, or nothing where the kernel has none of these dtypes;
+  // `c` is what `gather` said of it. Throws what the CPU kernel throws. `lock` holds g_mutex, and is
+  // released; the GIL is not held.
+  std::optional<torch::jit::Stack> run(Call& c, Lock& lock) const;
 
  private:
   const OpDescription& d_;

@@ -397,6 +397,7 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
     if (!call) return false;
     const auto started = std::chrono::steady_clock::now();
     recorded.results = call.run(c, lock);
+    if (!recorded.results) return false;
     if (!may_record) return true;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
     lock.lock();

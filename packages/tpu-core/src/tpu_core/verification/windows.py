@@ -44,8 +44,12 @@ def _in_memory(base: torch.Tensor, access: Access) -> torch.Tensor:
     """The value with the strides of its storage."""
     if base.stride() == access.base_strides and base.storage_offset() == 0:
         return base
-    memory = torch.empty_strided(access.base_sizes, access.base_strides, dtype=base.dtype)
-    return memory.copy_(base)
+    memory = view = torch.empty_strided(access.base_sizes, access.base_strides, dtype=base.dtype)
+    for dim, (size, stride) in enumerate(zip(access.base_sizes, access.base_strides)):
+        if stride == 0 and size > 1:  # an element that is there once
+            view, base = view.narrow(dim, 0, 1), base.narrow(dim, 0, 1)
+    view.copy_(base)
+    return memory
 
 
 def _view(memory: torch.Tensor, access: Access, starts: Sequence[Any]) -> torch.Tensor:
