@@ -37,6 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     importlib.import_module(f"programs.{options.program}")  # and what it imports
+    torch.optim.SGD([torch.zeros(1)])  # imports much of torch at first use
     if options.compiled:
         compile_modules()
     print(json.dumps(measure(options.program, options.device, options.units, options.seconds)))

@@ -64,7 +64,7 @@ def run(device: str) -> Iterator[torch.Tensor]:
             for mean, p in zip(average.parameters(), model.parameters()):
                 mean.lerp_(p, 0.01)
         step += 1
-        if step % 10 == 0:  # a few images by DDIM
+        if step % 5 == 0:  # a few images by DDIM
             with torch.no_grad():
                 x = torch.randn(4, 1, SIZE, SIZE, generator=g).to(device)
                 for i in range(TIMES - 1, 0, -25):

@@ -58,6 +58,6 @@ def run(device: str) -> Iterator[torch.Tensor]:
         loss.backward()
         optimizer.step()
         step += 1
-        if step % 10 == 0:
+        if step % 5 == 0:
             loss = loss + sample(model, torch.randn(64, 2, generator=g).to(device)).abs().mean()
         yield loss.detach()

@@ -42,7 +42,7 @@ def run(device: str) -> Iterator[torch.Tensor]:
         loss.backward()
         optimizer.step()
         step += 1
-        if step % 10 == 0:
+        if step % 5 == 0:
             with torch.no_grad():
                 z = torch.randn(16, LATENT, generator=g).to(device)
                 loss = loss + (model.decoder(z).sigmoid() > 0.5).float().mean()
