@@ -63,9 +63,13 @@ def options() -> argparse.Namespace:
 def main() -> None:
     chosen = options()
     runs: dict[str, dict[str, Figures]] = {}
+    rows = []
     for program in chosen.only:
-        runs[program] = {runner: process(program, runner, chosen) for runner in chosen.runners}
-    rows = [row(p, r, own.get("torch"), f) for p, own in runs.items() for r, f in own.items()]
+        own = runs[program] = {}
+        for runner in chosen.runners:
+            own[runner] = process(program, runner, chosen)
+            rows.append(row(program, runner, own.get("torch"), own[runner]))
+            print(rows[-1], file=sys.stderr, flush=True)
     harness.report("Programs", rows, chosen)
     if ratios := [*ratios_of(runs)]:
         harness.report("Ratios to torch on the CPU", ratios, chosen)
@@ -73,7 +77,6 @@ def main() -> None:
 
 def process(program: str, runner: str, chosen: argparse.Namespace) -> Figures:
     """Figures of a program, or what became of it as ``failed``."""
-    print(f"{program}, {runner}", file=sys.stderr)
     device, own = RUNNERS[runner]
     command = [sys.executable, str(HERE / "measure_program.py"), program, device]
     command += ["--units", str(chosen.units), "--seconds", str(chosen.seconds)]
