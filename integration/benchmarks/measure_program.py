@@ -1,4 +1,4 @@
-"""One program of ``integration/programs``, measured in this process: prints the figures as JSON.
+"""Programs of ``integration/programs``, measured in this process: a line of JSON for each.
 
 Started by ``programs.py``. The device's start is timed on its own, so that the first step is the
 program's. Steps are timed in units that end with a read of the last one's number, as a program may
@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,25 @@ COUNTED = ("compiles", "executions", "host_ops", "promotions", "demotions", "fal
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program", choices=programs.NAMES)
-    parser.add_argument("device", choices=("cpu", "tpu"))
+    parser.add_argument("programs", nargs="+", choices=programs.NAMES, metavar="program")
+    parser.add_argument("--device", choices=("cpu", "tpu"), required=True)
     parser.add_argument("--compiled", action="store_true", help="modules by torch.compile")
     parser.add_argument("--units", type=int, required=True, help="most units of steady steps")
     parser.add_argument("--seconds", type=float, required=True, help="after which three suffice")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    importlib.import_module(f"programs.{options.program}")  # and what it imports
+    for name in options.programs:
+        importlib.import_module(f"programs.{name}")  # and what it imports
     torch.optim.SGD([torch.zeros(1)])  # imports much of torch at first use
     if options.compiled:
         compile_modules()
-    print(json.dumps(measure(options.program, options.device, options.units, options.seconds)))
+    for name in options.programs:
+        try:
+            figures = measure(name, options.device, options.units, options.seconds)
+        except Exception as error:
+            traceback.print_exc()
+            figures = {"failed": f"{type(error).__name__}: {error}"[:60]}
+        print(json.dumps({"program": name, **figures}), flush=True)
 
 
 def compile_modules() -> None:
@@ -58,6 +66,7 @@ def measure(name: str, device: str, units: int, seconds: float) -> dict[str, Any
     begun = time.perf_counter()
     torch.ones(1, device=device).item()
     start = time.perf_counter() - begun
+    before = counts(device)
     wall, cpu = time.perf_counter(), cpu_time()
     program = programs.start(name, device)
     values = [next(program)]
@@ -71,7 +80,7 @@ def measure(name: str, device: str, units: int, seconds: float) -> dict[str, Any
         "first_steps_s": time.perf_counter() - wall,
         "first_steps_cpu_s": cpu_time() - cpu,
         "values": [float(v) for v in values],
-        **counts("first", device),
+        "first": {k: n - before[k] for k, n in counts(device).items()},
     }
     walls, cpus = [], []
     begun = time.perf_counter()
@@ -83,14 +92,14 @@ def measure(name: str, device: str, units: int, seconds: float) -> dict[str, Any
         cpus.append((cpu_time() - cpu) / UNIT)
     figures |= {"wall_ms": statistics.median(walls) * 1e3, "cpu_ms": statistics.median(cpus) * 1e3}
     figures |= {"steps": FIRST + UNIT * len(walls), "resident_mb": resident_mb()}
-    return figures | counts("all", device)
+    return figures | {"counted": {k: n - before[k] for k, n in counts(device).items()}}
 
 
-def counts(when: str, device: str) -> dict[str, float]:
+def counts(device: str) -> dict[str, float]:
     if device == "cpu":
         return {}
     metrics = torch.tpu.metrics()
-    return {f"{when}.{key}": metrics[key] for key in COUNTED}
+    return {key: metrics[key] for key in COUNTED}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Every runner of a program is a process of its own with an empty cache and one thread of PyTorch's;
 it runs the first 20 steps, and then units of ten, whose median is the steady step. Times leave out
 imports and the device's start, which has a column. A ratio above 1 is slower than torch on the CPU.
+On a busy machine, ``--together`` runs all programs of a runner in one process, for which the later
+ones start with what those before have compiled; ratios of CPU time hold there, of wall time do not.
 
     python integration/benchmarks/programs.py --only pinn,ppo --runners torch,tpu,compiled
 """
@@ -16,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,12 @@ RUNNERS: dict[str, tuple[str, dict[str, str]]] = {
     "compiled": ("tpu", {"TPU_TIERS": "compiled"}),
     "strict": ("tpu", {"TPU_TIERS": "compiled", "TPU_EAGER_MODE": "strict"}),
 }
-RATIOS = {"first 20 steps": "first_steps_s", "step, wall": "wall_ms", "step, CPU": "cpu_ms"}
+RATIOS = {
+    "first 20 steps": "first_steps_s",
+    "their CPU": "first_steps_cpu_s",
+    "step, wall": "wall_ms",
+    "step, CPU": "cpu_ms",
+}
 
 
 def options() -> argparse.Namespace:
@@ -49,7 +57,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--runners", default="torch,tpu", help=f"of {runners}")
     parser.add_argument("--units", type=int, default=8, help="most units of steady steps")
     parser.add_argument("--seconds", type=float, default=10, help="after which three suffice")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds, of a process")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for a program")
+    parser.add_argument("--together", action="store_true", help="a process for all programs")
     parser.add_argument("--json", type=Path, help="append the results to this file")
     chosen = parser.parse_args()
     for option, known in (("only", programs.NAMES), ("runners", RUNNERS)):
@@ -62,25 +71,29 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     chosen = options()
-    runs: dict[str, dict[str, Figures]] = {}
-    rows = []
-    for program in chosen.only:
-        own = runs[program] = {}
+    groups = [chosen.only] if chosen.together else [[name] for name in chosen.only]
+    runs: dict[str, dict[str, Figures]] = {name: {} for name in chosen.only}
+    for group in groups:
         for runner in chosen.runners:
-            own[runner] = process(program, runner, chosen)
-            rows.append(row(program, runner, own.get("torch"), own[runner]))
-            print(rows[-1], file=sys.stderr, flush=True)
+            for program, figures in processed(group, runner, chosen):
+                runs[program][runner] = figures
+                own = row(program, runner, runs[program].get("torch"), figures)
+                print(own, file=sys.stderr, flush=True)
+    rows = [row(p, r, own.get("torch"), f) for p, own in runs.items() for r, f in own.items()]
     harness.report("Programs", rows, chosen)
     if ratios := [*ratios_of(runs)]:
         harness.report("Ratios to torch on the CPU", ratios, chosen)
 
 
-def process(program: str, runner: str, chosen: argparse.Namespace) -> Figures:
-    """Figures of a program, or what became of it as ``failed``."""
+def processed(
+    group: list[str], runner: str, chosen: argparse.Namespace
+) -> Iterator[tuple[str, Figures]]:
+    """Programs with their figures, or with what became of them as ``failed``, as they end."""
     device, own = RUNNERS[runner]
-    command = [sys.executable, str(HERE / "measure_program.py"), program, device]
+    command = [sys.executable, str(HERE / "measure_program.py"), *group, "--device", device]
     command += ["--units", str(chosen.units), "--seconds", str(chosen.seconds)]
     command += ["--compiled"] * (runner == "inductor")
+    left = dict.fromkeys(group)
     with tempfile.TemporaryDirectory() as cache:
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("TPU_")},
@@ -91,23 +104,25 @@ def process(program: str, runner: str, chosen: argparse.Namespace) -> Figures:
             "OMP_NUM_THREADS": "1",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(device == "tpu")),
         }
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=chosen.timeout
-            )
-        except subprocess.TimeoutExpired:
-            return {"failed": f"longer than {chosen.timeout:g} s"}
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        return {"failed": (done.stderr.strip().splitlines() or [str(done.returncode)])[-1][:60]}
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        limit = threading.Timer(chosen.timeout * len(group), process.kill)
+        limit.start()
+        with process:
+            assert process.stdout
+            for line in process.stdout:
+                figures: Figures = json.loads(line)
+                del left[figures["program"]]
+                yield figures["program"], figures
+        limit.cancel()
+    for program in left:
+        yield program, {"failed": f"ended with {process.returncode}"}
 
 
 def row(program: str, runner: str, reference: Figures | None, f: Figures) -> dict[str, Any]:
     """A line of the table."""
     values = (reference or {}).get("values", []), f.get("values", [])
     differences = [abs(a - b) / max(abs(a), 1e-6) for a, b in zip(*values)]
+    counted = f.get("counted", {})
     return {
         "program": program,
         "runner": runner,
@@ -118,10 +133,10 @@ def row(program: str, runner: str, reference: Figures | None, f: Figures) -> dic
         "step (ms)": f.get("wall_ms"),
         "its CPU (ms)": f.get("cpu_ms"),
         "steps": f.get("steps"),
-        "compiles": f.get("all.compiles"),
-        "programs": f.get("all.executions"),
-        "host ops": f.get("all.host_ops"),
-        "fallbacks": f.get("all.fallbacks"),
+        "compiles": counted.get("compiles"),
+        "programs": counted.get("executions"),
+        "host ops": counted.get("host_ops"),
+        "fallbacks": counted.get("fallbacks"),
         "difference": f.get("failed") or (max(differences) if differences else None),
     }
 
