@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
+import interpreter
 from aliasing.programs import Program
 from tpu_core import _C, modes
 from tpu_core.metrics import METRICS
@@ -108,3 +109,19 @@ def test_an_error_in_a_program_that_was_expected_is_the_ops() -> None:
     with pytest.raises(RuntimeError, match="must match the size"):
         (x + 1) * torch.ones(3, device="tpu")
     assert ((x + 1) * 2).tolist() == [4.0] * 4
+
+
+def test_gradients_are_computed_in_the_thread_that_asks() -> None:
+    code = """
+        import threading
+        import torch
+
+        x = torch.ones(3, device="tpu", requires_grad=True)
+        threads = []
+        y = x * 2
+        y.register_hook(lambda gradient: threads.append(threading.current_thread()))
+        y.sum().backward()
+        print(threads == [threading.main_thread()], x.grad.tolist())
+    """
+    assert interpreter.clean(code, TPU_TIERS="auto") == "True [2.0, 2.0, 2.0]\n"
+    assert interpreter.clean(code, TPU_TIERS="compiled") == "False [2.0, 2.0, 2.0]\n"

@@ -57,15 +57,13 @@ class _Layer(torch.autograd.Function):
     """``tpu::rnn_layer`` with its gradient."""
 
     @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return torch.ops.tpu.rnn_layer(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = torch.ops.tpu.rnn_layer(*inputs)
         *tensors, ctx.kind, ctx.reverse = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(output[2])
         ctx.set_materialize_grads(False)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad_ys: Any, grad_cells: Any, _: Any) -> Any:
@@ -148,6 +146,8 @@ def _run(
             torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, batch_first
         )
     x = x.transpose(0, 1) if batch_first else x
+    differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *states, *params))
+    run_layer = _Layer.apply if differentiates else torch.ops.tpu.rnn_layer
     last: list[list[Tensor]] = [[] for _ in states]
     for layer in range(num_layers):
         outputs = []
@@ -157,7 +157,7 @@ def _run(
             gates = F.linear(x, weight, *biases[:1])
             # Autocast chose the dtype of the gates; the rest follows.
             h, *c = (s[i].to(gates.dtype) for s in states)
-            ys, cells, _ = _Layer.apply(
+            ys, cells, _ = run_layer(
                 gates,
                 h,
                 c[0] if c else None,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tpu_core import _C
 from tpu_core.config import config
 
@@ -25,5 +27,10 @@ def choose(client: Any) -> None:
     # What other processes hold is not in this one's memory.
     processes = {d.process_index for d in client.backend.devices()}
     on_host = client.platform.name == "cpu" and len(processes) == 1
-    _C.set_tiers(NUMBERS[config().tiers if on_host else "compiled"])
+    name = config().tiers if on_host else "compiled"
+    _C.set_tiers(NUMBERS[name])
     _C.set_patience(config().tier_patience)
+    if name != "compiled":
+        # CPU kernels run where they are called. Autograd's thread for the device would do so while
+        # this one waits: a handover of control, and of the interpreter's lock, at each backward.
+        torch.autograd.set_multithreading_enabled(False)
