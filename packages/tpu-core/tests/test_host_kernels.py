@@ -206,3 +206,43 @@ def test_sizes_that_depend_on_values_compile_nothing() -> None:
         assert torch.unique(kept % 2).numel() == min(2, n - 2)
     made = METRICS.delta(before)
     assert made["compiles"] == made["executions"] == made["signatures"] == 0
+
+
+RANGES: dict[str, Callable[[str], torch.Tensor]] = {
+    "of no floats": lambda d: torch.arange(0.0, device=d),
+    "of a frequency": lambda d: torch.fft.fftfreq(1, device=d),
+    "a half beside the start is lost": lambda d: torch.arange(1e17, 1e17 + 160, 16.0, device=d),
+    "to the last integer": lambda d: torch.arange(2**63 - 3, 2**63 - 1, 5, device=d),
+    "to the first integer": lambda d: torch.arange(3 - 2**63, -(2**63), -5, device=d),
+    "a step that is cut to 0": lambda d: torch.arange(0, 3, 0.7, dtype=torch.int32, device=d),
+    "into a transposed tensor": lambda d: torch.arange(6.0, out=torch.empty(3, 2, device=d).t()),
+}
+
+
+@pytest.mark.parametrize("tier", ["host", "compiled"])
+@pytest.mark.parametrize("kind", RANGES)
+def test_ranges(kind: str, tier: str, request: pytest.FixtureRequest) -> None:
+    if tier == "host":
+        request.getfixturevalue("host")
+    ours, theirs = both(RANGES[kind])
+    assert ours.stride() == theirs.stride()
+    assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.usefixtures("host")
+def test_strides_of_random_results() -> None:
+    for p in (torch.rand(3, 4).t(), torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        ours, theirs = both(lambda d: torch.bernoulli(p.to(d)))  # noqa: B023
+        assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.usefixtures("host")
+def test_elements_of_a_programs_result_that_share_a_place() -> None:
+    matrix = torch.randn(2, 3)
+    expanded = torch.compile(lambda x: [x.sum(), (x * 2).expand(4, 2, 3)])
+    _, y = expanded(matrix.to("tpu"))
+    want = (matrix * 2).expand(4, 2, 3)
+    assert_close(y.sum(1).cpu(), want.sum(1))
+    assert_close((y + 1).cpu(), want + 1)
+    again = torch.compile(lambda x: x - 1)
+    assert_close(again(y).cpu(), want - 1)

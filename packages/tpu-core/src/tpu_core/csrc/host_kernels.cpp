@@ -40,6 +40,24 @@ bool is_in_memory_order(const at::Tensor& host, const Layout& l) {
 
 at::TensorOptions options_of(const Layout& l) { return at::TensorOptions().dtype(l.dtype); }
 
+// Memory that lies as the layout says, with these values; with zeros where there are none.
+at::Tensor memory_like(const Layout& l, const at::Tensor& values) {
+  if (is_dense(l.sizes, l.strides)) {
+    auto host = at::empty_strided(l.sizes, l.strides, options_of(l));
+    return values.defined() ? host.copy_(values) : host.zero_();
+  }
+  // Elements that share a place, as those of an expanded result, cannot be written by way of the layout.
+  int64_t n = 1;
+  for (size_t i = 0; i < l.sizes.size(); ++i) {
+    if (l.sizes[i] == 0) n = 0;
+    if (n) n += (l.sizes[i] - 1) * l.strides[i];
+  }
+  auto flat = at::zeros({n}, options_of(l));
+  if (values.defined() && n)
+    flat.index_put_({at::arange(n, at::kLong).as_strided(l.sizes, l.strides)}, values);
+  return flat.as_strided(l.sizes, l.strides);
+}
+
 // The value's memory on the host, elements in the order of its layout; the value is settled.
 void bring_to_host(const ValuePtr& v) {
   const auto& l = v->layout;
@@ -51,14 +69,14 @@ void bring_to_host(const ValuePtr& v) {
     if (v->state == State::Host) host = v->host;
     if (v->state == State::Uninitialized)
       host = l.untyped ? at::zeros({static_cast<int64_t>(v->nbytes)}, at::kByte)
-                       : at::empty_strided(l.sizes, l.strides, options_of(l)).zero_();
+                       : memory_like(l, {});
   }
   if (!host.defined()) {
     host = host_memory(v);
     is_borrowed = true;
   }
   if (!is_in_memory_order(host, l)) {
-    host = at::empty_strided(l.sizes, l.strides, options_of(l)).copy_(host);
+    host = memory_like(l, host);
     is_borrowed = false;
   }
   Lock lock(g_mutex);
@@ -83,9 +101,10 @@ void make_exclusive(Cell* cell, bool keeps) {
   at::Tensor host;
   if (l.untyped) {
     host = old->host.clone();
+  } else if (keeps) {
+    host = memory_like(l, old->host.as_strided(l.sizes, l.strides, 0));
   } else {
     host = at::empty_strided(l.sizes, l.strides, options_of(l));
-    if (keeps) host.copy_(old->host.as_strided(l.sizes, l.strides, 0));
   }
   auto fresh = make_value(l, old->nbytes, old->device, State::Host);
   fresh->host = std::move(host);
