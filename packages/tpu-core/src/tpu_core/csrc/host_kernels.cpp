@@ -40,24 +40,6 @@ bool is_in_memory_order(const at::Tensor& host, const Layout& l) {
 
 at::TensorOptions options_of(const Layout& l) { return at::TensorOptions().dtype(l.dtype); }
 
-// Memory that lies as the layout says, with these values; with zeros where there are none.
-at::Tensor memory_like(const Layout& l, const at::Tensor& values) {
-  if (is_dense(l.sizes, l.strides)) {
-    auto host = at::empty_strided(l.sizes, l.strides, options_of(l));
-    return values.defined() ? host.copy_(values) : host.zero_();
-  }
-  // Elements that share a place, as those of an expanded result, cannot be written by way of the layout.
-  int64_t n = 1;
-  for (size_t i = 0; i < l.sizes.size(); ++i) {
-    if (l.sizes[i] == 0) n = 0;
-    if (n) n += (l.sizes[i] - 1) * l.strides[i];
-  }
-  auto flat = at::zeros({n}, options_of(l));
-  if (values.defined() && n)
-    flat.index_put_({at::arange(n, at::kLong).as_strided(l.sizes, l.strides)}, values);
-  return flat.as_strided(l.sizes, l.strides);
-}
-
 // The value's memory on the host, elements in the order of its layout; the value is settled.
 void bring_to_host(const ValuePtr& v) {
   const auto& l = v->layout;
@@ -80,6 +62,8 @@ void bring_to_host(const ValuePtr& v) {
     is_borrowed = false;
   }
   Lock lock(g_mutex);
+  // Another thread was first, and may have written by now.
+  if (v->state == State::Host && is_in_memory_order(v->host, l)) return;
   if (v->state == State::Ready && v->array) v->set_host(host, is_borrowed);
   else if (v->state == State::Host || v->state == State::Uninitialized) v->set_host(host, false);
 }
@@ -94,6 +78,8 @@ void make_exclusive(Cell* cell, bool keeps) {
   ValuePtr old;
   {
     Lock lock(g_mutex);
+    // Threads may write parts of one tensor: a copy that is made meanwhile would lack what they write.
+    while (cell->value->writers) wait_for_change(lock);
     if (is_exclusive(cell->value)) return;
     old = cell->value;
   }
@@ -304,6 +290,28 @@ void prepare(Call& c, const OpDescription& d) {
   for (auto& a : c.writes) make_exclusive(a.cell, !(fills && a.overwrites));
 }
 
+// Marks what a call writes for as long as its kernel runs. Made with g_mutex, ended without.
+class Writing {
+ public:
+  explicit Writing(const Call& c) {
+    for (const auto& a : c.writes) {
+      ++a.cell->value->writers;
+      values_.push_back(a.cell->value);
+    }
+  }
+  Writing(const Writing&) = delete;
+  ~Writing() {
+    if (values_.empty()) return;
+    Lock lock(g_mutex);
+    for (const auto& v : values_) --v->writers;
+    values_.clear();
+    notify_settled();
+  }
+
+ private:
+  c10::SmallVector<ValuePtr, 2> values_;
+};
+
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name, ""};
@@ -380,6 +388,7 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
   ++counters().host_ops;
+  const Writing writing(c);
   lock.unlock();
   {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -400,6 +409,23 @@ torch::jit::Stack HostCall::run(Call& c, Lock& lock) const {
     }
   }
   return stack;
+}
+
+at::Tensor memory_like(const Layout& l, const at::Tensor& values) {
+  if (is_dense(l.sizes, l.strides)) {
+    auto host = at::empty_strided(l.sizes, l.strides, options_of(l));
+    return values.defined() ? host.copy_(values) : host.zero_();
+  }
+  // Elements that share a place, as those of an expanded result, cannot be written by way of the layout.
+  int64_t n = 1;
+  for (size_t i = 0; i < l.sizes.size(); ++i) {
+    if (l.sizes[i] == 0) n = 0;
+    if (n) n += (l.sizes[i] - 1) * l.strides[i];
+  }
+  auto flat = at::zeros({n}, options_of(l));
+  if (values.defined() && n)
+    flat.index_put_({at::arange(n, at::kLong).as_strided(l.sizes, l.strides)}, values);
+  return flat.as_strided(l.sizes, l.strides);
 }
 
 at::Tensor host_alias(const at::Tensor& t, bool written) {
