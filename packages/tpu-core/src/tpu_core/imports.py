@@ -85,9 +85,14 @@ def finish_before_forks() -> None:
 
 
 def _finish() -> None:
+    if "tpu_core.runtime" not in sys.modules:
+        return  # no thread has begun to use the device
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _WAITED_FOR:
             continue
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             with contextlib.suppress(ImportError):  # it is raised in the other thread
                 importlib.import_module(name)
+    # What the count of devices reads and imports once is there then: the child asks for it.
+    with contextlib.suppress(Exception):  # the child is told
+        importlib.import_module("tpu_core.runtime").device_count()
