@@ -113,6 +113,7 @@ BY_VALUE = re.compile(
             r"Expected.*target.*size.*class",
             r"probability tensor contains",
             r"Pivots given to lu_solve",
+            r"pivots passed to lu_unpack must be between",
             r"invalid max index",
             r"must be (greater than|in the range|non-?negative).*element",
         )
