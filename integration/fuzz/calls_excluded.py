@@ -135,6 +135,12 @@ MEANT: tuple[tuple[str, str, str, str], ...] = (
         "",
         "PyTorch's kernel for all devices but the CPU takes tensors of the result's rank",
     ),
+    (
+        "no error",
+        r"logsumexp",
+        r"doesn't match the broadcast shape",
+        "without dims the CPU's kernel reduces all and squeezes none: it refuses what it documents",
+    ),
 )
 
 
