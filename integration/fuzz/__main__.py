@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from .cases import CORPUS, Settings
+from .cases import CORPUS, TIERS, Settings
 from .frame import FUZZERS, Options, Report, replay, run
 
 
@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--mode", default="fused", choices=("fused", "strict", "debug"))
     parser.add_argument("--compile", default="blocking", choices=("blocking", "background"))
     parser.add_argument("--cache", default="off", choices=("off", "on"))
+    parser.add_argument("--tiers", default="drawn", choices=("drawn", *TIERS))
     parser.add_argument("--plant", help="a fault of fuzz.planted")
     parser.add_argument("--minimise-seconds", type=float, default=60)
     parser.add_argument("--most-findings", type=int, default=20)
@@ -34,7 +35,9 @@ def main() -> int:
     a = parser.parse_args()
     if unknown := set(a.fuzzer) - set(FUZZERS):
         parser.error(f"no fuzzer {sorted(unknown)}; there are {', '.join(FUZZERS)}")
-    settings = Settings(a.mode, a.compile, a.cache, a.plant)
+    a.draw_tiers = a.tiers == "drawn"
+    tiers = "compiled" if a.draw_tiers else a.tiers
+    settings = Settings(a.mode, a.compile, a.cache, a.plant, tiers)
     reports = []
     for name in a.fuzzer or FUZZERS:
         if a.replay:

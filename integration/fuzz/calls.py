@@ -8,23 +8,19 @@ from small compositions.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-import torch
-
 from . import calls_compositions, calls_excluded, calls_opinfo, calls_schema
+from .calls_judge import errors_differ, left_over, results_differ
+from .calls_worlds import AFTER, Call, World, name_of
 from .cases import Case, Failure
-from .compare import difference, tolerance
 from .minimise import without_parts
 from .values import (
-    decoded,
     dtype_of,
     is_tensor,
-    made,
     mapped,
     resized,
     smaller_tensors,
@@ -33,15 +29,6 @@ from .values import (
     text_of,
 )
 
-Call = dict[str, Any]
-# What is done with each floating result: a later op in the same program. Of "either", both are
-# recorded and a call says which is kept: the result, what was made of it, or both.
-AFTER = {
-    "double": "t + t",
-    "sum": "t.sum(-1) if t.dim() else t * 2",
-    "either": "t + 1",
-    "none": "t",
-}
 THEN = """def then(t):
     if isinstance(t, torch.Tensor):
         return ({}) if t.is_floating_point() else t
@@ -137,21 +124,21 @@ class Calls:
                 want = cpu.call(call)
                 print(f"call {i} on the device", flush=True)
                 got = device.call(call)
-                failure = _errors(call, want, got)
+                failure = errors_differ(call, want, got)
                 if failure:
                     return failure
                 if data["reads"] == "each":
-                    failure = _results(call, want, got)
+                    failure = results_differ(call, want, got)
                     if failure:
                         return failure
                 else:
                     pending.append((call, want, got))
             # Results alias inputs that later calls may have written: on both sides alike.
             for call, want, got in pending:
-                failure = _results(call, want, got)
+                failure = results_differ(call, want, got)
                 if failure:
                     return failure
-            return _left_over(name_of(data["calls"][-1]))
+            return left_over(name_of(data["calls"][-1]))
 
     def key(self, case: Case) -> str:
         return name_of(case.data["calls"][0])
@@ -239,200 +226,11 @@ class Calls:
         if data["after"] != "none":
             lines.append(THEN.format(AFTER[data["after"]]))
         if data.get("grad"):
-            lines.append("# gradients are compared as well: see `gradients` in fuzz/calls.py")
+            lines.append("# gradients are compared too: `gradients` in fuzz/calls_worlds.py")
         lines += ["for d in ('cpu', 'tpu'):", *bodies]
         if results:
             lines.append(f"    print({', '.join(results)})")
         return "\n".join(lines)
-
-
-class Outcome:
-    """What a call gave: a result, what it wrote, gradients; or an error."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.result: Any = None
-        self.written: list[torch.Tensor] = []
-        self.gradients: Any = None
-        self.dtypes: set[torch.dtype] = set()
-
-
-class World:
-    """The tensors of a case on one device; equal descriptions are one tensor."""
-
-    def __init__(self, device: str, data: dict[str, Any]) -> None:
-        self._device = device
-        self._data = data
-        self._made: dict[str, torch.Tensor] = {}
-
-    def _tensor(self, spec: dict[str, Any]) -> torch.Tensor:
-        text = text_of(spec)
-        if text not in self._made:
-            t = made(spec, self._device)
-            if self._data["via"] == "clone":
-                t = t.clone()
-            self._made[text] = t
-        return self._made[text]
-
-    def _leaf(self, spec: dict[str, Any]) -> torch.Tensor:
-        t = self._tensor(spec)
-        if t.dtype.is_floating_point or t.dtype.is_complex:
-            return t.detach().requires_grad_()
-        return t
-
-    def call(self, call: Call) -> Outcome:
-        """Call the function on this device's tensors."""
-        outcome = Outcome()
-        used: dict[str, torch.Tensor] = {}
-        grad = self._data.get("grad", False)
-
-        def make(spec: dict[str, Any]) -> torch.Tensor:
-            text = text_of(spec)
-            if text not in used:
-                used[text] = self._leaf(spec) if grad else self._tensor(spec)
-            return used[text]
-
-        try:
-            args = [decoded(a, self._device, make) for a in call["args"]]
-            kwargs = {k: decoded(v, self._device, make) for k, v in call["kwargs"].items()}
-            outcome.dtypes = {t.dtype for t in used.values()}
-            result = function(call["fn"])(*args, **kwargs)
-            then = function(f"lambda t: {AFTER[self._data['after']]}")
-            outcome.result = after(result, then)
-            if self._data["after"] == "either":
-                kept = (result, outcome.result, [result, outcome.result])
-                outcome.result = kept[call.get("keep", 0)]
-            if grad:
-                outcome.gradients = gradients(result, list(used.values()))
-            if writes(call):
-                outcome.written = list(used.values())
-        except Exception as error:
-            outcome.error = error
-        return outcome
-
-
-_functions: dict[str, Any] = {}
-
-
-def function(text: str) -> Any:
-    """The function that a source text names."""
-    if text not in _functions:
-        names = {"torch": torch, "F": torch.nn.functional}
-        _functions[text] = eval(text, names)
-    return _functions[text]
-
-
-def after(result: Any, then: Any) -> Any:
-    """The result with an op applied to each floating tensor."""
-    if isinstance(result, torch.Tensor) and result.dtype.is_floating_point:
-        return then(result)
-    if isinstance(result, (tuple, list)):
-        return [after(r, then) for r in result]
-    return result
-
-
-def gradients(result: Any, leaves: list[torch.Tensor]) -> Any:
-    """Gradients of a weighted sum of the differentiable results."""
-    flat: list[torch.Tensor] = []
-
-    def collect(r: Any) -> None:
-        if isinstance(r, torch.Tensor) and r.requires_grad:
-            flat.append(r)
-        elif isinstance(r, (tuple, list)):
-            for x in r:
-                collect(x)
-
-    collect(result)
-    wanted = [t for t in leaves if t.requires_grad]
-    if not flat or not wanted:
-        return None
-    weights = [
-        (torch.arange(r.numel()) % 5 - 1).reshape(r.shape).to(r.dtype).to(r.device) for r in flat
-    ]
-    return torch.autograd.grad(flat, wanted, weights, allow_unused=True)
-
-
-def name_of(call: Call) -> str:
-    """A function's short name, which findings are counted by."""
-    if "name" in call:
-        return f"composition {call['name']}"
-    return call["fn"].removeprefix("torch.").removeprefix("ops.")
-
-
-def writes(call: Call) -> bool:
-    """Whether the function writes to its arguments."""
-    fn = call["fn"]
-    return fn.split(".")[-1].endswith("_") or bool(re.search(r"aten\.\w+_\.", fn)) or "out" in fn
-
-
-def _errors(call: Call, want: Outcome, got: Outcome) -> Failure | None:
-    key = name_of(call)
-    w, g = want.error, got.error
-    if w is None and g is None:
-        return None
-    if w is None:
-        assert g is not None
-        if excused_on_device(g):
-            want.error = g  # its results are not compared
-            return None
-        return Failure("error", key, f"the device raises {type(g).__name__}: {g}")
-    if g is None:
-        if excused_on_cpu(w):
-            return None
-        return Failure("no error", key, f"the CPU raises {type(w).__name__}: {w}")
-    if not isinstance(g, type(w)) and not excused_on_cpu(w) and not excused_on_device(g):
-        text = f"cpu {type(w).__name__}: {w}\ndevice {type(g).__name__}: {g}"
-        return Failure("error type", key, text)
-    return None
-
-
-def excused_on_cpu(error: Exception) -> bool:
-    """Whether an error of the CPU's is not asked of the device."""
-    text = f"{type(error).__name__}: {error}"
-    if calls_excluded.BY_VALUE.search(text):
-        return True
-    # Dtypes that the CPU has no kernel for, and options (LU without pivots).
-    missing = r"not implemented (for|on the CPU)|not supported|[Uu]nsupported|only support"
-    return bool(re.search(rf"{missing}|Could not run", text))
-
-
-def excused_on_device(error: Exception) -> bool:
-    """Whether an error of the device is documented."""
-    return bool(re.search(r"TPU1005|complex32", str(error)))
-
-
-def _results(call: Call, want: Outcome, got: Outcome) -> Failure | None:
-    if want.error is not None:
-        return None
-    key = name_of(call)
-    least = tolerance(*(d for d in want.dtypes if d.is_floating_point or d.is_complex))
-    pairs = (
-        ("result", want.result, got.result),
-        ("written", want.written, got.written),
-        ("gradients", want.gradients, got.gradients),
-    )
-    for path, w, g in pairs:
-        try:
-            strides = path == "result" and not calls_excluded.LAYOUT_OF_A_LIBRARY.search(key)
-            found = difference(w, g, least=least, strides=strides, path=path)
-        except Exception as error:
-            text = f"{path}: {type(error).__name__}: {error}"
-            return Failure("late error", key, text)
-        if found:
-            kind, text = found
-            return Failure(kind if path != "gradients" else f"gradient {kind}", key, text)
-    return None
-
-
-def _left_over(key: str) -> Failure | None:
-    """An error of a call whose results were not read: it must not meet the next case."""
-    try:
-        torch.tpu.synchronize()
-    except Exception as error:
-        if excused_on_device(error):
-            return None
-        return Failure("late error", key, f"{type(error).__name__}: {error}")
-    return None
 
 
 def mapped_call(call: Call, change: Any) -> Call:

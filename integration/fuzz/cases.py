@@ -7,9 +7,26 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 CORPUS = Path(__file__).parent / "corpus"
+
+# Values of TPU_TIERS and TPU_TIER_PATIENCE. With no patience segments go over to programs when they
+# come for the third time.
+TIERS = {
+    "compiled": ("compiled", 3.0),
+    "host": ("host", 3.0),
+    "auto": ("auto", 3.0),
+    "restless": ("auto", 0.001),
+}
+# How often each is drawn: `restless` meets kernels, programs and the ways between them.
+SHARES = {"compiled": 3, "restless": 4, "host": 2, "auto": 1}
+
+
+def tiers_of_case(seed: object) -> str:
+    """A name of `TIERS`, from the seed alone, so that cases are the same whatever the tiers."""
+    return Random(f"{seed}/tiers").choices([*SHARES], [*SHARES.values()])[0]
 
 
 @dataclass(frozen=True)
@@ -19,10 +36,12 @@ class Case:
     Attributes:
         fuzzer: Name of the fuzzer that drew it.
         data: The program; JSON values only, so that it can be kept and replayed.
+        tiers: A name of `TIERS` that it runs with; empty: the process's.
     """
 
     fuzzer: str
     data: dict[str, Any]
+    tiers: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,15 +67,27 @@ class Failure:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the process that runs cases is configured."""
+    """How the process that runs cases is configured.
+
+    Attributes:
+        mode: TPU_EAGER_MODE.
+        compile: TPU_COMPILE.
+        cache: TPU_CACHE.
+        planted: A fault of `fuzz.planted`.
+        tiers: A name of `TIERS`.
+    """
 
     mode: str = "fused"
     compile: str = "blocking"
     cache: str = "off"
     planted: str | None = None
+    tiers: str = "compiled"
 
     def environment(self) -> dict[str, str]:
+        tiers, patience = TIERS[self.tiers]
         return {
+            "TPU_TIERS": tiers,
+            "TPU_TIER_PATIENCE": str(patience),
             "TPU_EAGER_MODE": self.mode,
             "TPU_COMPILE": self.compile,
             "TPU_CACHE": self.cache,

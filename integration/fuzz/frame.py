@@ -15,7 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from .cases import CORPUS, Case, Failure, Finding, Settings, corpus, keep
+from .cases import (
+    CORPUS,
+    TIERS,
+    Case,
+    Failure,
+    Finding,
+    Settings,
+    corpus,
+    keep,
+    tiers_of_case,
+)
 from .minimise import minimise
 from .workers import Worker, run_alone
 
@@ -106,6 +116,7 @@ class Options:
     most_findings: int = 20
     stop_at_first: bool = False
     keep: bool = False
+    draw_tiers: bool = False
     corpus: Path = CORPUS
     verbose: bool = False
 
@@ -122,7 +133,13 @@ def prepare() -> None:
 def source_of(f: Fuzzer, cases: tuple[Case, ...], settings: Settings) -> str:
     """The cases as one Python program."""
     lines = ["import os", f"os.environ.update({settings.environment()!r})"]
-    return "\n".join([*lines, *(f.source(case) for case in cases)])
+    for case in cases:
+        if case.tiers:
+            tiers, patience = TIERS[case.tiers]
+            lines += ["import torch", "from tpu_core import _C, tiers", "torch.tpu.init()"]
+            lines += [f"_C.set_tiers(tiers.NUMBERS[{tiers!r}]), _C.set_patience({patience})"]
+        lines.append(f.source(case))
+    return "\n".join(lines)
 
 
 def run(name: str, options: Options, settings: Settings) -> Report:
@@ -145,6 +162,8 @@ def run(name: str, options: Options, settings: Settings) -> Report:
         and len(report.findings) < options.most_findings
     ):
         case = f.draw(random.Random(f"{options.seed}/{i}"))
+        if options.draw_tiers:
+            case = replace(case, tiers=tiers_of_case(f"{options.seed}/{i}"))
         if worker is None or not worker.alive or len(worker.cases) >= f.cases_a_process:
             if worker is not None:
                 worker.close()

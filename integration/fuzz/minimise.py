@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from .cases import Case, Failure, Settings
+from .cases import TIERS, Case, Failure, Settings
 from .workers import run_alone
 
 T = TypeVar("T")
@@ -30,6 +31,14 @@ def smaller_numbers(n: int, least: int = 0) -> Iterator[int]:
         if least <= candidate < n and candidate not in seen:
             seen.add(candidate)
             yield candidate
+
+
+def candidates(fuzzer: Any, case: Case) -> Iterator[Case]:
+    """Smaller cases; those with simpler tiers first."""
+    order = [*TIERS]
+    simpler = order[: order.index(case.tiers)] if case.tiers else []
+    yield from (replace(case, tiers=tiers) for tiers in simpler)
+    yield from (replace(smaller, tiers=case.tiers) for smaller in fuzzer.shrink(case))
 
 
 def minimise(
@@ -91,7 +100,7 @@ def minimise(
     while smaller and time.monotonic() < end:
         smaller = False
         for i in reversed(range(len(best))):
-            for candidate in fuzzer.shrink(best[i]):
+            for candidate in candidates(fuzzer, best[i]):
                 if time.monotonic() > end:
                     break
                 if fails([*best[:i], candidate, *best[i + 1 :]]):

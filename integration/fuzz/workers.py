@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .cases import Case, Failure, Settings
+from .cases import TIERS, Case, Failure, Settings
 
 _PR_SET_PDEATHSIG = 1  # Linux: a child ends with its parent, however that ends
 # Share of a processor below which a process stands still: threads that poll need less, one that
@@ -182,6 +182,20 @@ class Worker:
         return os.waitpid(child, 0)[1]
 
 
+def use_tiers(name: str) -> None:
+    """Switch this process's tiers to those of a case; nothing is pending then."""
+    if not name:
+        return
+    import torch
+
+    from tpu_core import _C, tiers
+
+    torch.tpu.synchronize()
+    which, patience = TIERS[name]
+    _C.set_tiers(tiers.NUMBERS[which])
+    _C.set_patience(patience)
+
+
 def _serve(fuzzer: Any, settings: Settings, asks: int, answers: int) -> None:
     import torch
 
@@ -198,6 +212,7 @@ def _serve(fuzzer: Any, settings: Settings, asks: int, answers: int) -> None:
         except EOFError:
             return
         try:
+            use_tiers(case.tiers)
             failure = fuzzer.run(case)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]

@@ -10,11 +10,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from fuzz.cases import Settings
+from fuzz.cases import TIERS, Settings, tiers_of_case
+from fuzz.frame import fuzzer
+from fuzz.minimise import candidates
 from fuzz.planted import PLANTED
 
 INTEGRATION = Path(__file__).parents[1]
@@ -68,7 +72,7 @@ def test_a_planted_fault_is_found_in_a_share(fault: str, tmp_path: Path) -> None
     limits = ("--seconds", "500", "--count", str(COUNTS[name]), "--minimise-seconds", "60")
     ends = ("--most-findings", "1", "--keep", "--corpus", str(kept))
     seed = str(SEEDS[name])
-    planted = ("--plant", fault)
+    planted = ("--plant", fault, "--tiers", "compiled")  # faults of programs
     data, text = fuzz(tmp_path, name, "--seed", seed, *planted, *limits, *ends, timeout=800)
     assert data["findings"], text
     assert data["findings"][0]["failure"]["kind"] != "exception", text
@@ -81,6 +85,18 @@ def test_a_planted_fault_is_found_in_a_share(fault: str, tmp_path: Path) -> None
 
 
 def test_settings_reach_the_process() -> None:
-    environment = Settings(mode="strict", compile="background").environment()
+    environment = Settings("strict", "background", tiers="restless").environment()
     assert environment["TPU_EAGER_MODE"] == "strict"
     assert environment["TPU_COMPILE"] == "background"
+    assert environment["TPU_TIERS"] == "auto"
+    assert float(environment["TPU_TIER_PATIENCE"]) < 1
+
+
+def test_all_tiers_are_drawn_and_cases_do_not_depend_on_them() -> None:
+    assert {tiers_of_case(f"1/{i}") for i in range(50)} == set(TIERS)
+    assert tiers_of_case("1/7") == tiers_of_case("1/7")
+    f = fuzzer("aliasing")
+    case = replace(f.draw(Random("1/7")), tiers="restless")
+    smaller = list(candidates(f, case))
+    assert [c.tiers for c in smaller[:3]] == ["compiled", "host", "auto"]
+    assert {c.tiers for c in smaller[3:]} == {"restless"}

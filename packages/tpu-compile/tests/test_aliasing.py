@@ -203,3 +203,26 @@ def test_views_of_an_input_begin_where_a_number_says(view: int, with_grad: bool)
         return found
 
     check(run, dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_parts_of_an_output_whose_elements_share_a_place(dynamic: bool) -> None:
+    def f(x: Tensor) -> list[Tensor]:
+        return [x.sum(), (x * 2).expand(4, -1, -1), (x[0] + 1).unfold(0, 2, 1)]
+
+    def run(device: str, wrap: Callable[..., Any]) -> list[Tensor]:
+        x = torch.arange(6.0, device=device).view(2, 3)
+        total, expanded, windows = wrap(f)(x)
+        parts = [expanded[1], expanded[:, 1], expanded[0, :, 1:], expanded.mT, windows[1]]
+        return [total, *parts, expanded[2] + 1, expanded.sum(1), windows.sum(0), windows]
+
+    check(run, dynamic=dynamic)
+
+
+def test_parts_of_a_gradient_whose_elements_share_a_place() -> None:
+    def run(device: str, wrap: Callable[..., Any]) -> list[Tensor]:
+        x = torch.arange(6.0, device=device).view(2, 3).requires_grad_()
+        (gradient,) = torch.autograd.grad(wrap(lambda t: (t.sum(0) * 2).sum())(x), [x])
+        return [gradient[1], gradient[:, 1:], gradient + 1]
+
+    check(run)

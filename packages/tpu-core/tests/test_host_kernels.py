@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -304,3 +305,48 @@ def test_a_program_gives_an_element_that_is_there_once() -> None:
         assert torch.equal(x.clone().cpu(), base.expand(3, 4))
     finally:
         _C.set_tiers(tiers.NUMBERS["compiled"])
+
+
+RANGES: dict[str, Callable[[str], torch.Tensor]] = {
+    "of no floats": lambda d: torch.arange(0.0, device=d),
+    "of a frequency": lambda d: torch.fft.fftfreq(1, device=d),
+    "a half beside the start is lost": lambda d: torch.arange(1e17, 1e17 + 160, 16.0, device=d),
+    "to the last integer": lambda d: torch.arange(2**63 - 3, 2**63 - 1, 5, device=d),
+    "to the first integer": lambda d: torch.arange(3 - 2**63, -(2**63), -5, device=d),
+    "a step that is cut to 0": lambda d: torch.arange(0, 3, 0.7, dtype=torch.int32, device=d),
+    "into a transposed tensor": lambda d: torch.arange(6.0, out=torch.empty(3, 2, device=d).t()),
+}
+
+
+@pytest.mark.parametrize("tier", ["host", "compiled"])
+@pytest.mark.parametrize("kind", RANGES)
+def test_ranges(kind: str, tier: str, request: pytest.FixtureRequest) -> None:
+    if tier == "host":
+        request.getfixturevalue("host")
+    ours, theirs = both(RANGES[kind])
+    assert ours.stride() == theirs.stride()
+    assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.usefixtures("host")
+def test_strides_of_random_results() -> None:
+    p = torch.rand(2, 3, 4, 5)
+    for given in (p.mT, p.to(memory_format=torch.channels_last)):
+        assert torch.bernoulli(given.to("tpu")).stride() == torch.bernoulli(given).stride()
+
+
+@pytest.mark.parametrize("tier", ["host", "restless", "compiled"])
+def test_threads_write_parts_of_one_tensor(tier: str, request: pytest.FixtureRequest) -> None:
+    if tier != "compiled":
+        request.getfixturevalue(tier)
+    rounds = 150
+    for size in (3, 3000):
+        x = torch.zeros(4, size, device="tpu")
+
+        def write(row: torch.Tensor) -> None:
+            for _ in range(rounds):
+                row.add_(1)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, x))
+        assert torch.equal(x.cpu(), torch.full((4, size), float(rounds)))

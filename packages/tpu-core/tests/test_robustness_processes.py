@@ -124,6 +124,32 @@ def test_data_loader_workers_beside_threads_that_train():
     assert out == f"{12 * 12.0}\n"
 
 
+def test_a_fork_while_another_thread_starts_the_device():
+    """A worker of a DataLoader seeds all generators, whatever the parent's threads have locked."""
+    # Not `clean`: a package that registers hooks amid a fork says that it has missed the first one.
+    result = run("""
+        import multiprocessing, sys, threading, time, torch
+
+        start = lambda: torch.ones(2, device="tpu").sum().item()
+        thread = threading.Thread(target=start)
+        thread.start()
+        codes = []
+        while (thread.is_alive() or not codes) and None not in codes:
+            if "tpu_core.runtime" not in sys.modules:
+                time.sleep(1e-4)
+                continue
+            process = multiprocessing.get_context("fork").Process(
+                target=torch.manual_seed, args=(1,)
+            )
+            process.start()
+            process.join(30)
+            codes.append(process.exitcode)
+            process.kill()
+        print(set(codes))
+    """)
+    assert result.stdout == "{0}\n", result.stderr
+
+
 def test_a_forked_child_leaves_the_lock_of_jax_garbage_alone():
     """XLA's threads hold it while they hand over references; the child would wait for ever."""
     out = clean("""

@@ -143,6 +143,22 @@ def case_split_sizes_that_disagree() -> None:
         dist.all_to_all(outs, xs)
 
 
+def case_split_sizes_on_one_rank() -> None:
+    x, out = torch.ones(4, 3, device=DEVICE), torch.full((4, 3), 7.0, device=DEVICE)
+    for sizes in ([2, 2], [1, 3]):
+        given = (sizes, sizes) if RANK else ()
+        with pytest.raises(CollectiveMismatchError, match="all_to_all"):
+            dist.all_to_all_single(out, x, *given)
+            torch.tpu.synchronize()
+    # Sizes that one rank refuses by itself: the other must not wait for it.
+    odd = torch.ones(3, 3, device=DEVICE)
+    for own in ((odd.clone(), odd), (out, x, [1, 1], [2, 2]), (out, x, [4], [4])):
+        refused = (ValueError, RuntimeError) if RANK else CollectiveMismatchError
+        with pytest.raises(refused):
+            dist.all_to_all_single(*(own if RANK else (out, x, [2, 2], [2, 2])))
+    assert out.eq(7).all().item()
+
+
 def case_still_usable() -> None:
     x = torch.ones(2, device=DEVICE)
     dist.all_reduce(x)

@@ -165,7 +165,9 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _roots(graph: Graph, outputs: list[Any]) -> dict[Node, Node]:
-    """For each output whose memory another one shares, the node that made that memory."""
+    """For each output whose memory another one shares, or whose elements share a place, as those of
+    an expanded tensor do, the node that made that memory.
+    """
     sharing: dict[int, set[Node]] = {}
     for node in outputs:
         if isinstance(node, Node) and _is_tensor(node):
@@ -177,10 +179,27 @@ def _roots(graph: Graph, outputs: list[Any]) -> dict[Node, Node]:
     return {
         node: makers[storage]
         for storage, nodes in sharing.items()
-        if len(nodes) > 1 and makers[storage].op == "call_function"
+        if makers[storage].op == "call_function"
         for node in nodes
+        if len(nodes) > 1 or _overlaps(node.meta["val"])
         if _is_strided_view(node.meta["val"], makers[storage].meta["val"])
     }
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether elements share a place, by the sizes that the graph was traced with."""
+
+    def known(n: Any) -> int:
+        hint = n.node.hint if isinstance(n, torch.SymInt) else n
+        return 2 if hint is None else int(hint)
+
+    end = 1
+    dims = [(known(t), known(n)) for n, t in zip(value.shape, value.stride())]
+    for stride, size in sorted(dims):
+        if size > 1 and stride < end:
+            return True
+        end += (size - 1) * stride if size else 0
+    return False
 
 
 def _views_of_inputs(inputs: dict[Node, int], outputs: list[Any]) -> dict[Node, _InputView]:

@@ -310,6 +310,15 @@ _on_memory_limit: Callable[[], None] | None = None
 _limits_memory = False  # some configuration of this process did
 
 
+def _renew_lock() -> None:
+    """In a forked child: a thread that is not in it may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def on_memory_limit(function: Callable[[], None]) -> None:
     """Have a function called once a configuration limits memory, or at once where one has.
 

@@ -1,10 +1,15 @@
-"""Functions that wait for a module to be imported: what would cost too much in `import torch`."""
+"""Imports: functions that wait for a module, which would cost too much in `import torch`, and forks
+that wait for threads that import.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -61,3 +66,33 @@ def _call_after(loader: importlib.abc.Loader, function: Callable[[ModuleType], N
 
     # On this loader, which is of one module; its class serves all the others.
     vars(loader)["exec_module"] = exec_module
+
+
+# What a forked child may ask of the device, to seed its generators for example, imports these.
+_WAITED_FOR = frozenset(
+    {"tpu_core", "tpu_eager", "tpu_compile", "tpu_distributed", "jax", "jaxlib"}
+)
+
+
+def finish_before_forks() -> None:
+    """Let no fork come in the middle of another thread's import of what the device needs.
+
+    The lock of a module whose importing thread is not in the child is never released there: a
+    worker of a DataLoader that is started while another thread starts the device would wait for
+    ever.
+    """
+    os.register_at_fork(before=_finish)
+
+
+def _finish() -> None:
+    if "tpu_core.runtime" not in sys.modules:
+        return  # no thread has begun to use the device
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in _WAITED_FOR:
+            continue
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            with contextlib.suppress(ImportError):  # it is raised in the other thread
+                importlib.import_module(name)
+    # What the count of devices reads and imports once is there then: the child asks for it.
+    with contextlib.suppress(Exception):  # the child is told
+        importlib.import_module("tpu_core.runtime").device_count()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch.distributed import PrefixStore
 
 from tpu_core import _C, runtime
 from tpu_core.compiler import collectives
+from tpu_core.errors import CollectiveMismatchError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.client import Loaded
@@ -179,16 +181,31 @@ class Group:
             return self._done(uneven.all_to_all_single(self, output, input, *sizes, options[0]))
         shape = tuple(output.shape)
         if input.numel() != output.numel() or input.shape[0] % self.size:
-            raise ValueError(
+            text = (
                 f"all_to_all_single: an input of {list(input.shape)} cannot be split evenly over "
                 f"{self.size} ranks into {list(shape)}."
             )
+            self.refuse("all_to_all_single", ValueError(text), options[0])
 
         def build(p: Program, xs: list[Value]) -> list[Value]:
             rows = p.reshape(xs[0], (self.size, numel(shape) // self.size))
             return [p.reshape(p.all_to_all(rows), shape)]
 
         return self._run("all_to_all_single", "", [input], build, [output], options)
+
+    def refuse(self, kind: str, error: Exception, timeout: float | None) -> NoReturn:
+        """Raise what this rank's arguments are refused with, once the other ranks, which wait for
+        it, know.
+
+        Args:
+            kind: Of the collective.
+            error: What is raised.
+            timeout: Seconds to wait for the others.
+        """
+        with contextlib.suppress(CollectiveMismatchError):
+            record, _ = self.agree(Call(kind, "refused"), timeout)
+            record.finish()
+        raise error
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Options) -> Issued:
         """Input ``i`` to rank ``i``."""

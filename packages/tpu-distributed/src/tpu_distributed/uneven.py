@@ -77,8 +77,13 @@ def all_to_all_single(
     size = group.size
     sizes = list(input_sizes) or [input.shape[0] // size] * size
     wanted = list(output_sizes) or [output.shape[0] // size] * size
-    outs = list(output.detach().split(wanted))
-    all_to_all(group, outs, list(input.split(sizes)), timeout)
+    try:
+        if len(sizes) != size or len(wanted) != size:
+            raise ValueError(f"all_to_all_single: a group of {size} ranks has {size} split sizes.")
+        outs, parts = list(output.detach().split(wanted)), list(input.split(sizes))
+    except (RuntimeError, ValueError) as error:
+        group.refuse("all_to_all_single", error, timeout)
+    all_to_all(group, outs, parts, timeout)
     return Issued([output])
 
 

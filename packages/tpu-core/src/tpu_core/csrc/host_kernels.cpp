@@ -44,19 +44,6 @@ bool is_in_memory_order(const at::Tensor& host, const Layout& l) {
 
 at::TensorOptions options_of(const Layout& l) { return at::TensorOptions().dtype(l.dtype); }
 
-// A copy in the order of a layout. An element that dims of stride 0 repeat is there once.
-at::Tensor copy_in_layout(const at::Tensor& from, const Layout& l) {
-  auto copy = at::empty_strided(l.sizes, l.strides, options_of(l));
-  auto to = copy, what = from;
-  for (size_t d = 0; d < l.sizes.size(); ++d) {
-    if (l.strides[d] != 0 || l.sizes[d] < 2) continue;
-    const auto dim = static_cast<int64_t>(d);
-    to = to.narrow(dim, 0, 1), what = what.narrow(dim, 0, 1);
-  }
-  to.copy_(what);
-  return copy;
-}
-
 // The value's memory on the host, elements in the order of its layout; the value is settled.
 void bring_to_host(const ValuePtr& v) {
   const auto& l = v->layout;
@@ -68,17 +55,19 @@ void bring_to_host(const ValuePtr& v) {
     if (v->state == State::Host) host = v->host;
     if (v->state == State::Uninitialized)
       host = l.untyped ? at::zeros({static_cast<int64_t>(v->nbytes)}, at::kByte)
-                       : copy_in_layout(at::zeros({}, options_of(l)).expand(l.sizes), l);
+                       : memory_like(l, {});
   }
   if (!host.defined()) {
     host = host_memory(v);
     is_borrowed = true;
   }
   if (!is_in_memory_order(host, l)) {
-    host = copy_in_layout(host, l);
+    host = memory_like(l, host);
     is_borrowed = false;
   }
   Lock lock(g_mutex);
+  // Another thread was first, and may have written by now.
+  if (v->state == State::Host && is_in_memory_order(v->host, l)) return;
   if (v->state == State::Ready && v->array) v->set_host(host, is_borrowed);
   else if (v->state == State::Host || v->state == State::Uninitialized) v->set_host(host, false);
 }
@@ -93,6 +82,8 @@ void make_exclusive(Cell* cell, bool keeps) {
   ValuePtr old;
   {
     Lock lock(g_mutex);
+    // Threads may write parts of one tensor: a copy that is made meanwhile would lack what they write.
+    while (cell->value->writers) wait_for_change(lock);
     if (is_exclusive(cell->value)) return;
     old = cell->value;
   }
@@ -100,9 +91,10 @@ void make_exclusive(Cell* cell, bool keeps) {
   at::Tensor host;
   if (l.untyped) {
     host = old->host.clone();
+  } else if (keeps) {
+    host = memory_like(l, old->host.as_strided(l.sizes, l.strides, 0));
   } else {
-    host = keeps ? copy_in_layout(old->host.as_strided(l.sizes, l.strides, 0), l)
-                 : at::empty_strided(l.sizes, l.strides, options_of(l));
+    host = at::empty_strided(l.sizes, l.strides, options_of(l));
   }
   auto fresh = make_value(l, old->nbytes, old->device, State::Host);
   fresh->host = std::move(host);
@@ -302,6 +294,28 @@ void prepare(Call& c, const OpDescription& d) {
   for (auto& a : c.writes) make_exclusive(a.cell, !(fills && a.overwrites));
 }
 
+// Marks what a call writes for as long as its kernel runs. Made with g_mutex, ended without.
+class Writing {
+ public:
+  explicit Writing(const Call& c) {
+    for (const auto& a : c.writes) {
+      ++a.cell->value->writers;
+      values_.push_back(a.cell->value);
+    }
+  }
+  Writing(const Writing&) = delete;
+  ~Writing() {
+    if (values_.empty()) return;
+    Lock lock(g_mutex);
+    for (const auto& v : values_) --v->writers;
+    values_.clear();
+    notify_settled();
+  }
+
+ private:
+  c10::SmallVector<ValuePtr, 2> values_;
+};
+
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name, ""};
@@ -391,6 +405,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   }
   const bool under_way = ++counters().host_ops == kFirstOps;
   if (is_differentiated({args_, n})) user_line();  // the line of the backward ops too
+  const Writing writing(c);
   lock.unlock();
   try {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -417,6 +432,23 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
     }
   }
   return stack;
+}
+
+at::Tensor memory_like(const Layout& l, const at::Tensor& values) {
+  if (is_dense(l.sizes, l.strides)) {
+    auto host = at::empty_strided(l.sizes, l.strides, options_of(l));
+    return values.defined() ? host.copy_(values) : host.zero_();
+  }
+  // Elements that share a place, as those of an expanded result, cannot be written by way of the layout.
+  int64_t n = 1;
+  for (size_t i = 0; i < l.sizes.size(); ++i) {
+    if (l.sizes[i] == 0) n = 0;
+    if (n) n += (l.sizes[i] - 1) * l.strides[i];
+  }
+  auto flat = at::zeros({n}, options_of(l));
+  if (values.defined() && n)
+    flat.index_put_({at::arange(n, at::kLong).as_strided(l.sizes, l.strides)}, values);
+  return flat.as_strided(l.sizes, l.strides);
 }
 
 at::Tensor host_alias(const at::Tensor& t, bool written) {

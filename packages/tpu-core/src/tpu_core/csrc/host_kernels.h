@@ -38,4 +38,7 @@ class HostCall {
 // memory that nothing else reads. Settles what is pending. g_mutex is not held.
 at::Tensor host_alias(const at::Tensor& t, bool written);
 
+// Host memory that lies as the layout says, with these values; with zeros where there are none.
+at::Tensor memory_like(const Layout& l, const at::Tensor& values);
+
 }  // namespace tpu

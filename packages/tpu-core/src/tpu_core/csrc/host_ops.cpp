@@ -4,6 +4,7 @@
 
 #include <ATen/Functions.h>
 
+#include <cmath>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -232,12 +233,20 @@ void arange_(ThreefryKey, Stack& s) {
   }
   if (at::isIntegralType(out.scalar_type(), false)) {
     const auto first = start.toLong(), by = step.toLong();
-    at::arange_out(out, first, first + n * by, by);
-  } else {
-    // Half a step short of the end: the length is n, however the division is rounded.
-    const auto first = start.toDouble(), by = step.toDouble();
-    at::arange_out(out, start, first + (static_cast<double>(n) - 0.5) * by, step);
+    if (by == 0) {  // a fraction that was cut
+      out.fill_(first);
+      return;
+    }
+    // One past the last: a whole step past it may be past all integers.
+    at::arange_out(out, first, first + (n - 1) * by + (by < 0 ? -1 : 1), by);
+    return;
   }
+  // Half a step short of the end: the length is n, however the division is rounded, unless the half is
+  // lost beside the start.
+  const auto first = start.toDouble(), by = step.toDouble();
+  const double end = first + (static_cast<double>(n) - 0.5) * by;
+  if (std::ceil((end - first) / by) == static_cast<double>(n)) at::arange_out(out, start, end, step);
+  else out.copy_(at::arange(n, at::kDouble).mul_(by).add_(first).view(out.sizes()));
 }
 
 const std::unordered_map<std::string, HostFunction> kFunctions{

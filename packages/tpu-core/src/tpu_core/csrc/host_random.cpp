@@ -202,7 +202,7 @@ void bernoulli(ThreefryKey key, torch::jit::Stack& stack) {
   const auto p = stack[0].toTensor();
   at::Tensor out;
   with_float(p.scalar_type(), [&](auto type) { out = bernoulli_of<decltype(type)>(key, p); });
-  stack = {p.is_contiguous() ? out : at::empty_like(p).copy_(out)};
+  stack = {out};
 }
 
 void native_dropout(ThreefryKey key, torch::jit::Stack& stack) {

@@ -1,4 +1,5 @@
 // Reads of device values by the host.
+#include "host_kernels.h"
 #include "memory.h"
 #include "program.h"
 #include "python.h"
@@ -45,6 +46,10 @@ at::Tensor read_elements(const Value& value, const char* reason) {
     return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
   const auto& l = value.layout;
   const auto host = value.state == State::Host ? value.host : read_array(value, reason);
+  if (!l.untyped && !is_dense(l.sizes, l.strides)) {  // some share a place
+    const auto memory = memory_like(l, host);
+    return memory.as_strided({static_cast<int64_t>(memory.storage().nbytes() / memory.itemsize())}, {1}, 0);
+  }
   if (l.untyped || at::IntArrayRef(l.strides) == host.strides())
     return host.as_strided({host.numel()}, {1});
   // Dims in order of falling stride are the order of memory.

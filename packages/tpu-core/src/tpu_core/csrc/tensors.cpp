@@ -396,16 +396,22 @@ at::Tensor& arange_out(
   at::Scalar first = start, by = step;
   if (at::isIntegralType(out.scalar_type(), false)) {
     const auto from = start.to<int64_t>(), to = end.to<int64_t>(), stride = step.to<int64_t>();
-    TORCH_CHECK_VALUE(stride != 0, "step must be nonzero");
     first = from, by = stride;
-    if (out.scalar_type() == at::kLong)
+    if (out.scalar_type() == at::kLong) {
+      TORCH_CHECK_VALUE(stride != 0, "step must be nonzero");
       length = static_cast<double>((to - from + stride - (stride > 0 ? 1 : -1)) / stride);
+    }
   }
   TORCH_CHECK(
       length >= 0 && length <= static_cast<double>(std::numeric_limits<int64_t>::max()),
       "invalid size, possible overflow?");
   const auto n = static_cast<int64_t>(length);
   if (out.numel() != n) at::native::resize_output(out, {n});
+  if (out.dim() != 1 && !out.is_contiguous()) {
+    auto flat = at::empty({n}, out.options());
+    arange_out(start, end, step, flat);
+    return out.copy_(flat.view(out.sizes()));
+  }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tpu::arange_", "");
   static auto* description = describe_op(op);
   torch::jit::Stack stack{out.dim() == 1 ? out : out.view(-1), first, by};

@@ -33,20 +33,6 @@ class Unlocked {
   Lock& lock_;
 };
 
-// Until another thread has changed the state of a value.
-void wait_for_change(Lock& lock) {
-  {
-    WithoutGil no_gil;
-    ++g_waiting;
-    g_finished.wait_for(lock, std::chrono::milliseconds(200));
-    --g_waiting;
-  }
-  if (!handles_signals()) return;
-  Unlocked unlocked(lock);
-  py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw PythonError::current();
-}
-
 // A segment that has run lends its memory to the next: in Strict each op is a segment.
 constexpr size_t kSpareNodes = 1024;
 thread_local Segment t_spare;
@@ -62,7 +48,7 @@ void await_input(const ValuePtr& v, Lock& lock) {
       } catch (const PythonError&) {
         if (v->state != State::Failed) throw;
       }
-    } else if (v->state == State::Running || v->holds) {
+    } else if (v->state == State::Running || v->holds || v->writers) {
       wait_for_change(lock);
     } else {
       return;
@@ -76,6 +62,19 @@ void recycle(Segment&& s) {
 }
 
 }  // namespace
+
+void wait_for_change(Lock& lock) {
+  {
+    WithoutGil no_gil;
+    ++g_waiting;
+    g_finished.wait_for(lock, std::chrono::milliseconds(200));
+    --g_waiting;
+  }
+  if (!handles_signals()) return;
+  Unlocked unlocked(lock);
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw PythonError::current();
+}
 
 void acquire(Lock& lock) {
   if (lock.try_lock()) return;

@@ -104,6 +104,8 @@ void settle(const ValuePtr& v, Lock& lock, const char* cut);
 bool put_back(Trace* trace, Segment& s);
 // Wakes who waits in `settle`, once values of a segment have changed their state. Needs g_mutex.
 void notify_settled();
+// Until another thread has changed the state of a value; looks for signals.
+void wait_for_change(Lock& lock);
 
 int64_t pending_bytes(int16_t device);
 

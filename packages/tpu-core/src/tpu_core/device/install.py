@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from tpu_core import imports
 from tpu_core.device import sparse
 
 
 def install() -> None:
-    """Set up autocast, printing and the optimizer hook. Runs inside ``import torch``: keep it
-    small.
+    """Set up autocast, printing, forks and the optimizer hook.
+
+    Runs inside ``import torch``: keep it small.
     """
     # PyTorch's default for PrivateUse1 is float16.
     torch.set_autocast_dtype("tpu", torch.bfloat16)
@@ -21,6 +23,7 @@ def install() -> None:
     _settable_eager_mode()
     _hook_optimizers()
     sparse.refuse()
+    imports.finish_before_forks()
 
 
 def _print_with_one_transfer() -> None:

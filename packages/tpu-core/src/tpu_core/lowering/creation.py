@@ -168,7 +168,12 @@ def logspace(
     start, end = (cast(x, target) if integers else x for x in (start, end))
     dtype = np.dtype(np.float64) if integers else op_math(target)
     exponents = linspace(start, end, steps, out=(jax.ShapeDtypeStruct(out[0].shape, dtype),))
-    return jnp.power(cast(base, dtype), exponents)
+    powers = jnp.power(cast(base, dtype), exponents)
+    if integers and target.itemsize >= 4:  # as x86 converts what no integer stands for
+        limits = np.iinfo(target)
+        fits = (powers >= float(limits.min)) & (powers < float(limits.max) + (target.itemsize == 4))
+        powers = jnp.where(fits, powers, float(limits.min))
+    return powers
 
 
 # --- Triangles

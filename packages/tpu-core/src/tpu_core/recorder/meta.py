@@ -208,7 +208,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
             interruptible.import_whole(_CHECKS)
         try:
             if special:
-                result = special(*positional)
+                result = special(*call)
             elif (kinds := distinct_items(op, positional)) is not None:
                 result = _of_each(target, positional, keywords, kinds)
             elif _has_structured_kernel(target.name()) and not _writes_nothing(op, args):
@@ -346,6 +346,12 @@ def _qr(x: Any) -> Any:
     return a, x.new_empty(*x.shape[:-2], min(x.shape[-2:]))
 
 
+def _nonzero_static(x: Any, size: int, fill: int) -> Any:
+    """That of PyTorch has the strides of `nonzero` on a GPU."""
+    found = torch.ops.aten.nonzero_static.default(x, size=size, fill_value=fill)
+    return found.new_empty(found.shape)
+
+
 def _like(index: int) -> Any:
     """The result has the geometry and dtype of the argument at ``index``."""
     return lambda *args: torch.empty_like(args[index])
@@ -382,6 +388,7 @@ _SPECIAL = {
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
     "aten._embedding_bag_backward.default": _embedding_bag_backward,
+    "aten.nonzero_static.default": _nonzero_static,
     "aten._grouped_mm.default": grouped_mm,
     "aten._scaled_mm.default": scaled_mm,
     "aten._scaled_mm_v2.default": scaled_mm_v2,
