@@ -226,7 +226,7 @@ class Calls:
         if data["after"] != "none":
             lines.append(THEN.format(AFTER[data["after"]]))
         if data.get("grad"):
-            lines.append("# gradients are compared too: `gradients` in fuzz/calls_worlds.py")
+            lines.append("# gradients are compared, too: see `gradients` in fuzz/calls_worlds.py")
         lines += ["for d in ('cpu', 'tpu'):", *bodies]
         if results:
             lines.append(f"    print({', '.join(results)})")
