@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+from packaging.requirements import Requirement
 from setuptools import setup
-
-
-def number(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
-
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path("src") / "tpu_core"
-TORCH = ("2.11", "2.15")  # the first and the last minor release that it builds against
 UNITS = 2  # compilers at once; more of them need more than 3 GB of memory
 
 # An installed earlier build of this very package must not be loaded into its own build.
@@ -40,10 +36,13 @@ except ImportError as error:
 
 EXTENSION = SimpleNamespace(**runpy.run_path(str(HERE / PACKAGE / "_extension.py")))
 MINOR = EXTENSION.minor(torch.__version__)
-if not number(TORCH[0]) <= number(MINOR) <= number(TORCH[1]):
+# By the minor release alone: vendors' builds of 2.15 may call themselves 2.15.0a0.
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+(TORCH,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "torch")
+if MINOR not in TORCH.specifier:
     sys.exit(
         f"tpu-core: found torch {torch.__version__}, and this version of tpu-core builds against "
-        f"torch {TORCH[0]} to {TORCH[1]}. Install one of them: pip install 'torch=={TORCH[1]}.*'"
+        f"torch {TORCH.specifier}. Install one of them: pip install '{TORCH}'"
     )
 
 
