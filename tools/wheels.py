@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def minor(version: str) -> str:
     return ".".join(re.findall(r"\d+", version)[:2])
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> None:
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
     """Run a command quietly; its output is printed if it fails.
 
     Raises:
@@ -41,6 +42,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> None:
     """
     bin_folder = Path(command[0]).parent
     env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+    env |= environment
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -67,15 +69,22 @@ def environment_with(torch: str) -> Path:
 
 
 def build_extension(torch: str) -> None:
-    """Build the extension for another minor release of torch, beside the one that is installed."""
-    print(f"tpu-core for Python {PYTHON} and torch {torch}", flush=True)
-    run(environment_with(torch), "setup.py", "-q", "build_ext", "--inplace", cwd=CORE)
+    """Build the extension for a minor release of torch, if there is none of these sources."""
+    extension = runpy.run_path(str(CORE / "src" / "tpu_core" / "_extension.py"))
+    found = extension["builds"]().get(torch)
+    if found and extension["is_current"](found):
+        return
+    print(f"extension for Python {PYTHON} and torch {torch}", flush=True)
+    own = minor(metadata.version("torch"))
+    python = Path(sys.executable) if torch == own else environment_with(torch)
+    run(python, "setup.py", "-q", "build_ext", "--inplace", cwd=CORE)
 
 
-def make_wheel(package: str, folder: Path) -> None:
+def make_wheel(package: str, folder: Path, **environment: str) -> None:
     options = ("--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
     project = ROOT / "packages" / package
-    run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, project)
+    tool = (sys.executable, "-m", "pip", "wheel")
+    run(*tool, *options, "--wheel-dir", folder, project, **environment)
 
 
 def set_manylinux_tag(wheel: Path, folder: Path) -> None:
@@ -102,19 +111,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--core-alone", action="store_true", help="the others serve every Python")
     options = parser.parse_args()
-    own = minor(metadata.version("torch"))
-    wanted = options.torch.split(",") if options.torch else [own]
+    wanted = (options.torch or minor(metadata.version("torch"))).split(",")
     options.out.mkdir(parents=True, exist_ok=True)
     for torch in wanted:
-        if torch != own:
-            build_extension(torch)
-    raw = ROOT / "packages" / "tpu-core" / "build" / "wheels"
-    shutil.rmtree(raw, ignore_errors=True)
-    make_wheel("tpu-core", raw)
+        build_extension(torch)
+    raw = CORE / "build" / "wheels"
+    # What setuptools copied for an earlier wheel would go into this one as well.
+    for stale in (raw, *CORE.glob("build/lib*"), *CORE.glob("build/bdist*")):
+        shutil.rmtree(stale, ignore_errors=True)
+    make_wheel("tpu-core", raw, TPU_CORE_BUILDS=",".join(wanted))
     (wheel,) = raw.glob("tpu_core-*.whl")
-    missing = set(wanted) - set(builds_in(wheel))
-    if missing:
-        sys.exit(f"{wheel.name} lacks the builds for torch {', '.join(sorted(missing))}")
     set_manylinux_tag(wheel, options.out)
     for package in () if options.core_alone else PACKAGES[1:]:
         make_wheel(package, options.out)
