@@ -193,8 +193,8 @@ def pytest(s: nox.Session, *args: str | Path, workers: int = 0, may_be_empty: bo
     python(s, "-m", "pytest", *parallel, *args, *s.posargs, env=env, success_codes=codes)
 
 
-def step_unit(s: nox.Session, package: str) -> None:
-    pytest(s, f"packages/{package}/tests", "-m", "not slow", workers=2)
+def step_unit(s: nox.Session, package: str, *args: str) -> None:
+    pytest(s, f"packages/{package}/tests", "-m", "not slow", *args, workers=2)
 
 
 def step_build(s: nox.Session, *args: str) -> None:
@@ -284,11 +284,44 @@ def versions(s: nox.Session) -> None:
 
 @session
 def combination(s: nox.Session) -> None:
-    """Unit tests of all packages and 20 steps of the example, on the versions that are named."""
+    """Unit tests of all packages and 20 steps of the example, on the versions that are named.
+
+    The results go into the page of supported releases, whether they are good or not.
+    """
     prepare(s, "test", "examples")
+    results = ENV / "results"
+    failed = []
     for package in PACKAGES:
-        step_unit(s, package)
+        try:
+            step_unit(s, package, f"--junit-xml={results / package}.xml")
+        except CommandFailed:
+            failed.append(package)
+        python(s, "docs/support.py", "record", "--junit", results)
     python(s, "examples/train_char_gpt.py", "--steps", "20", "--out", ENV / "out")
+    if failed:
+        s.error(f"tests failed: {', '.join(failed)}")
+
+
+@session
+def device(s: nox.Session) -> None:
+    """Tests, example and the `models` benchmark on a GPU or TPU: ``TPU_PLATFORM=cuda`` unless set.
+
+    Needs JAX's plug-in for it, as in ``pip install "jax[cuda13]"``. One process at a time: a device
+    has one owner.
+    """
+    prepare(s, "test", "examples")
+    os.environ.setdefault("TPU_PLATFORM", "cuda")
+    python(s, "-m", "tpu_core", "doctor")
+    python(s, "examples/train_char_gpt.py", "--steps", "20", "--out", ENV / "out")
+    failed = []
+    for package in ("tpu-core", "tpu-eager"):
+        try:
+            pytest(s, f"packages/{package}/tests", "-m", "not slow")
+        except CommandFailed:  # the benchmark still runs
+            failed.append(package)
+    python(s, ROOT / "integration" / "benchmarks" / "models.py")
+    if failed:
+        s.error(f"tests failed: {', '.join(failed)}")
 
 
 @session
@@ -356,3 +389,22 @@ def build(s: nox.Session) -> None:
     """Wheels of all packages, in ``dist/``: ``-- --torch 2.13,2.14`` for builds for these."""
     prepare(s)
     step_build(s, *s.posargs)
+
+
+@session
+def release(s: nox.Session) -> None:
+    """Wheels for each Python and torch with an environment, checked, and all that goes with them.
+
+    `versions` makes the environments. The site goes to ``site/``; nothing is uploaded.
+    """
+    prepare(s, "examples", "docs", "release")
+    shutil.rmtree(DIST, ignore_errors=True)
+    python(s, ROOT / "tools" / "release.py")
+    step_docs(s)
+
+
+@session
+def lock(s: nox.Session) -> None:
+    """Lock files of the development environment and of what the packages need, in ``locks/``."""
+    prepare(s, "release")
+    python(s, ROOT / "tools" / "lock.py", TORCH, JAX)

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def minor(version: str) -> str:
     return ".".join(re.findall(r"\d+", version)[:2])
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
+def run(*command: str | Path, cwd: Path = ROOT, variables: Mapping[str, str] | None = None) -> None:
     """Run a command quietly; its output is printed if it fails.
 
     Raises:
@@ -42,7 +43,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
     """
     bin_folder = Path(command[0]).parent
     env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"}
-    env |= environment
+    env |= variables or {}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -80,11 +81,12 @@ def build_extension(torch: str) -> None:
     run(python, "setup.py", "-q", "build_ext", "--inplace", cwd=CORE)
 
 
-def make_wheel(package: str, folder: Path, **environment: str) -> None:
+def make_wheel(package: str, folder: Path, builds: str = "") -> None:
     options = ("--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
     project = ROOT / "packages" / package
     tool = (sys.executable, "-m", "pip", "wheel")
-    run(*tool, *options, "--wheel-dir", folder, project, **environment)
+    variables = {"TPU_CORE_BUILDS": builds}
+    run(*tool, *options, "--wheel-dir", folder, project, variables=variables)
 
 
 def set_manylinux_tag(wheel: Path, folder: Path) -> None:
@@ -119,7 +121,7 @@ def main() -> None:
     # What setuptools copied for an earlier wheel would go into this one as well.
     for stale in (raw, *CORE.glob("build/lib*"), *CORE.glob("build/bdist*")):
         shutil.rmtree(stale, ignore_errors=True)
-    make_wheel("tpu-core", raw, TPU_CORE_BUILDS=",".join(wanted))
+    make_wheel("tpu-core", raw, ",".join(wanted))
     (wheel,) = raw.glob("tpu_core-*.whl")
     set_manylinux_tag(wheel, options.out)
     for package in () if options.core_alone else PACKAGES[1:]:
