@@ -304,24 +304,9 @@ def combination(s: nox.Session) -> None:
 
 @session
 def device(s: nox.Session) -> None:
-    """Tests, example and the `models` benchmark on a GPU or TPU: ``TPU_PLATFORM=cuda`` unless set.
-
-    Needs JAX's plug-in for it, as in ``pip install "jax[cuda13]"``. One process at a time: a device
-    has one owner.
-    """
+    """Tests, example and the `models` benchmark on a GPU, or as ``TPU_PLATFORM`` says."""
     prepare(s, "test", "examples")
-    os.environ.setdefault("TPU_PLATFORM", "cuda")
-    python(s, "-m", "tpu_core", "doctor")
-    python(s, "examples/train_char_gpt.py", "--steps", "20", "--out", ENV / "out")
-    failed = []
-    for package in ("tpu-core", "tpu-eager"):
-        try:
-            pytest(s, f"packages/{package}/tests", "-m", "not slow")
-        except CommandFailed:  # the benchmark still runs
-            failed.append(package)
-    python(s, ROOT / "integration" / "benchmarks" / "models.py")
-    if failed:
-        s.error(f"tests failed: {', '.join(failed)}")
+    python(s, ROOT / "tools" / "device.py", *s.posargs)
 
 
 @session

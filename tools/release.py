@@ -40,7 +40,7 @@ def environments() -> Iterator[tuple[Path, str, str]]:
     for python in sorted(ENVIRONMENTS.glob("env*/bin/python")):
         for torch in python.parents[1].glob("lib/python3.*/site-packages/torch-*.dist-info"):
             version = torch.parents[1].name.removeprefix("python")
-            yield python, version, torch.name.split("-")[1].split("+")[0]
+            yield python, version, torch.name.removesuffix(".dist-info").split("-")[1].split("+")[0]
 
 
 def make_wheels(out: Path) -> None:
@@ -124,7 +124,7 @@ def check_install(python: Path, wheels: list[Path], steps: int) -> dict[str, Any
         (site / "dependencies.pth").write_text(f"{dependencies}\n")
         shutil.copy(EXAMPLE, work)
         done = subprocess.run(
-            [own, EXAMPLE.name, "--steps", str(steps), "--out", "out"],
+            [own, EXAMPLE.name, "--steps", str(steps), "--sample", "0", "--out", "out"],
             cwd=work,
             env={**os.environ, "TPU_CACHE_DIR": str(work / "cache")},
             stdout=subprocess.PIPE,
