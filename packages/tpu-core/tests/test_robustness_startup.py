@@ -167,12 +167,21 @@ def test_a_torch_of_another_version_says_what_to_install():
 @pytest.mark.parametrize("version", ["2.10.0", "2.16.0+cu130"])
 def test_a_torch_too_old_or_too_new_says_what_to_install(version):
     out = clean(f"""
-        import importlib.util, pathlib, sys
-        folder = pathlib.Path(importlib.util.find_spec("torch").origin).parent
-        spec = importlib.util.spec_from_file_location("torch.version", folder / "version.py")
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.__version__ = {version!r}
+        import importlib.machinery, importlib.util, sys
+
+        class Loader(importlib.machinery.SourceFileLoader):
+            def exec_module(self, module):
+                super().exec_module(module)
+                module.__version__ = {version!r}
+
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                if name == "torch.version":
+                    return importlib.util.spec_from_loader(
+                        name, Loader(name, path[0] + "/version.py")
+                    )
+
+        sys.meta_path.insert(0, Finder)
         import torch
         from tpu_core.errors import VersionMismatchError
 
