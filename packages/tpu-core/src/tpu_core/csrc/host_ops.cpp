@@ -216,7 +216,7 @@ void rnn_layer_backward(ThreefryKey, Stack& s) {
   const auto before = states_before(ys, hx, reverse);
   const auto grad_weight =
       at::mm(products.flatten(0, 1).t(), before.flatten(0, 1)).to(s[4].toTensor().scalar_type());
-  const auto grad_bias = wide(products).sum({0, 1}).to(dtype);
+  const auto grad_bias = wide(products).sum(at::IntArrayRef({0, 1})).to(dtype);
   s = {gates, grad_h.to(dtype), kind == "lstm" ? grad_c.to(dtype) : at::empty({0}, hx.options()),
        grad_weight, grad_bias};
 }
@@ -228,6 +228,10 @@ void arange_(ThreefryKey, Stack& s) {
   const auto n = out.numel();
   if (at::isIntegralType(out.scalar_type(), false)) {
     const auto first = start.toLong(), by = step.toLong();
+    if (by == 0) {  // of 0.2, which is no step for integers
+      out.fill_(first);
+      return;
+    }
     at::arange_out(out, first, first + n * by, by);
   } else {
     // Half a step short of the end: the length is n, however the division is rounded.
