@@ -30,8 +30,9 @@ nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
 
-# The first is what the packages declare and continuous integration runs. The others are on the way
-# there, the ends of a range to come: `nox -s versions` shows what passes on them.
+# The ends of what the packages declare, which `nox -s versions` goes through. A plain
+# `nox -s tests` takes the first whose Python is there: torch 2.13 has wheels without CUDA that
+# install in seconds, later ones bring 3 GB with them.
 VERSIONS = (
     ("3.11", "2.13.0", "0.10.2"),
     ("3.12", "2.11.0", "0.11.2"),
@@ -53,11 +54,12 @@ def _working(version: str) -> str | None:
 
 def _chosen() -> tuple[str, str, str]:
     """Versions of Python, torch and JAX: those that are named, and what goes with them."""
-    python, torch, jax = VERSIONS[0]
-    python = os.environ.get("TPU_TEST_PYTHON", python)
-    for known in VERSIONS:
-        if known[0] == python:
-            _, torch, jax = known
+    python = os.environ.get("TPU_TEST_PYTHON")
+    if python is None:
+        there = (known[0] for known in VERSIONS if _working(known[0]))
+        python = next(there, VERSIONS[0][0])
+    # Of several the last, and for a Python that is not listed the newest.
+    _, torch, jax = next((v for v in reversed(VERSIONS) if v[0] == python), VERSIONS[-1])
     return python, os.environ.get("TPU_TEST_TORCH", torch), os.environ.get("TPU_TEST_JAX", jax)
 
 
@@ -160,10 +162,6 @@ def prepare(s: nox.Session, *groups: str) -> None:
         wanted = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), group)
         # torch and JAX are named again so that no dependency can move them.
         install_once(s, f"group {group}", "\n".join(wanted), TORCH, JAX, *wanted)
-    undeclared = CHOSEN != VERSIONS[0]
-    if undeclared:
-        needed = requirements()
-        install_once(s, "requirements", "\n".join(needed), TORCH, JAX, *needed)
     tag = f"_C.cpython-{PYTHON.replace('.', '')}-*.so"
     build = f"torch_{'_'.join(CHOSEN[1].split('.')[:2])}/{tag}"
     for name in PACKAGES:
@@ -171,18 +169,7 @@ def prepare(s: nox.Session, *groups: str) -> None:
         is_built = any(package.glob(f"src/*/_extensions/{build}"))
         unbuilt = (package / "setup.py").exists() and not is_built
         options: list[str | Path] = [TORCH, JAX, "--no-build-isolation", "--editable", package]
-        if undeclared:
-            options += ["--no-deps", "--ignore-requires-python"]
         install_once(s, f"package {name}", content_hash(package), *options, force=unbuilt)
-
-
-def requirements() -> list[str]:
-    """What the packages need besides torch, JAX and each other."""
-    found = []
-    for name in PACKAGES:
-        project = nox.project.load_toml(ROOT / "packages" / name / "pyproject.toml")["project"]
-        found += project["dependencies"]
-    return [r for r in found if not r.startswith(("torch", "jax", "tpu-"))]
 
 
 # --- steps, each used by its own session and by `tests` -----------------------------------------
@@ -206,21 +193,14 @@ def pytest(s: nox.Session, *args: str | Path, workers: int = 0, may_be_empty: bo
     python(s, "-m", "pytest", *parallel, *args, *s.posargs, env=env, success_codes=codes)
 
 
-def step_unit(s: nox.Session, package: str) -> None:
-    pytest(s, f"packages/{package}/tests", "-m", "not slow", workers=2)
+def step_unit(s: nox.Session, package: str, *args: str) -> None:
+    pytest(s, f"packages/{package}/tests", "-m", "not slow", *args, workers=2)
 
 
-def step_build(s: nox.Session) -> None:
+def step_build(s: nox.Session, *args: str) -> None:
     """Make a wheel of each package; object files of an earlier build are used again."""
     shutil.rmtree(DIST, ignore_errors=True)
-    for name in PACKAGES:
-        python(
-            s,
-            *("-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"),
-            *("--no-build-isolation", "--no-deps", "--wheel-dir", DIST, ROOT / "packages" / name),
-        )
-    for wheel in sorted(DIST.glob("*.whl")):
-        s.log(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1024:.0f} KiB")
+    python(s, ROOT / "tools" / "wheels.py", *args)
 
 
 def step_integration(s: nox.Session) -> None:
@@ -304,11 +284,29 @@ def versions(s: nox.Session) -> None:
 
 @session
 def combination(s: nox.Session) -> None:
-    """Unit tests of all packages and 20 steps of the example, on the versions that are named."""
+    """Unit tests of all packages and 20 steps of the example, on the versions that are named.
+
+    The results go into the page of supported releases, whether they are good or not.
+    """
     prepare(s, "test", "examples")
+    results = ENV / "results"
+    failed = []
     for package in PACKAGES:
-        step_unit(s, package)
+        try:
+            step_unit(s, package, f"--junit-xml={results / package}.xml")
+        except CommandFailed:
+            failed.append(package)
+        python(s, "docs/support.py", "record", "--junit", results)
     python(s, "examples/train_char_gpt.py", "--steps", "20", "--out", ENV / "out")
+    if failed:
+        s.error(f"tests failed: {', '.join(failed)}")
+
+
+@session
+def device(s: nox.Session) -> None:
+    """Tests, example and the `models` benchmark on a GPU, or as ``TPU_PLATFORM`` says."""
+    prepare(s, "test", "examples")
+    python(s, ROOT / "tools" / "device.py", *s.posargs)
 
 
 @session
@@ -373,6 +371,25 @@ def tpu_aot(s: nox.Session) -> None:
 
 @session
 def build(s: nox.Session) -> None:
-    """Wheels of all packages, in ``dist/``."""
+    """Wheels of all packages, in ``dist/``: ``-- --torch 2.13,2.14`` for builds for these."""
     prepare(s)
-    step_build(s)
+    step_build(s, *s.posargs)
+
+
+@session
+def release(s: nox.Session) -> None:
+    """Wheels for each Python and torch with an environment, checked, and all that goes with them.
+
+    `versions` makes the environments. The site goes to ``site/``; nothing is uploaded.
+    """
+    prepare(s, "examples", "docs", "release")
+    shutil.rmtree(DIST, ignore_errors=True)
+    python(s, ROOT / "tools" / "release.py")
+    step_docs(s)
+
+
+@session
+def lock(s: nox.Session) -> None:
+    """Lock files of the development environment and of what the packages need, in ``locks/``."""
+    prepare(s, "release")
+    python(s, ROOT / "tools" / "lock.py", TORCH, JAX)

@@ -1,7 +1,8 @@
 """Write the reference pages that are made from the code: ``python docs/generate.py [--check]``.
 
 Each page has one source: the error classes, the configuration's fields, the registry of lowerings,
-the tables of kernels, of the device contract and of known faults. ``--check`` writes nothing and
+the tables of kernels, of the device contract and of known faults, the results of the tests on the
+supported releases. ``--check`` writes nothing and
 fails if a page is out of date.
 
 Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
@@ -17,6 +18,8 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+
+from support import support_page
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
@@ -116,6 +119,7 @@ def pages() -> dict[str, str]:
         "known-faults.md": faults_page(),
         "kernels.md": kernels_page(),
         "ops.md": ops_page(),
+        "support.md": support_page(),
     }
 
 

@@ -116,12 +116,13 @@ def twin() -> None:
     import jax_models
     import numpy as np
     from jax.experimental import topologies
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
     from jax_optimizers import adam
 
     shapes = json.load(sys.stdin)
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
-    everywhere = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec())
+    mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    everywhere = NamedSharding(mesh, PartitionSpec())
 
     def like(shape: Any, dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=everywhere)

@@ -13,6 +13,8 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
+import torch
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
@@ -116,17 +118,24 @@ def test_wheel_holds_what_it_should(package: str) -> None:
     (wheel,) = (w for w in WHEELS if w.name.startswith(package))
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        licence = archive.read(next(n for n in names if n.endswith("licenses/LICENSE")))
         metadata = message_from_string(
             archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
         )
     assert f"{package}/py.typed" in names
     assert not [n for n in names if n.endswith((".cpp", ".h")) or "/tests/" in n]
     assert metadata["License-Expression"] == "Apache-2.0"
+    assert licence == (ROOT / "LICENSE").read_bytes()
     assert metadata["Description-Content-Type"] == "text/markdown"
-    required = {r.split("==")[0] for r in metadata.get_all("Requires-Dist") if "extra" not in r}
+    assert metadata["Requires-Python"] == "<3.15,>=3.11"
+    needed = map(Requirement, metadata.get_all("Requires-Dist"))
+    required = {r.name: str(r.specifier) for r in needed if "extra" not in str(r.marker)}
     if package == "tpu_core":
-        assert {"torch", "jax", "jaxlib", "numpy"} <= required
-        assert [n for n in names if re.match(r"tpu_core/_extensions/torch_\d+_\d+/_C\.", n)]
+        assert required["torch"] == "<2.16,>=2.11"
+        assert required["jax"] == required["jaxlib"] == "<0.13,>=0.10"
+        installed = "_".join(torch.__version__.split(".")[:2])
+        assert [n for n in names if re.match(rf"tpu_core/_extensions/torch_{installed}/_C\.", n)]
+        assert "manylinux_2_" in wheel.name
         assert "tpu_core/conformance/device_contract.toml" in names
     else:
-        assert required == {"tpu-core"}
+        assert set(required) == {"tpu-core"}

@@ -1,7 +1,7 @@
 """Build of the C++ extension ``tpu_core._C`` against the torch that is installed.
 
-Builds for other minor releases of torch that lie beside it go into the wheel too, if they are of
-the same sources: ``nox -s build`` makes them one after the other.
+``TPU_CORE_BUILDS=2.13,2.14`` compiles nothing: the wheel takes the builds for these minor releases
+of torch that lie in the source tree, where ``nox -s build`` has made them one after the other.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from setuptools import setup
-
-
-def number(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
-
+from packaging.requirements import Requirement
+from setuptools import Distribution, setup
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path("src") / "tpu_core"
-TORCH = ("2.11", "2.15")  # the first and the last minor release that it builds against
+BUILDS = [part for part in os.environ.get("TPU_CORE_BUILDS", "").split(",") if part]
 UNITS = 2  # compilers at once; more of them need more than 3 GB of memory
 
 # An installed earlier build of this very package must not be loaded into its own build.
@@ -40,10 +38,13 @@ except ImportError as error:
 
 EXTENSION = SimpleNamespace(**runpy.run_path(str(HERE / PACKAGE / "_extension.py")))
 MINOR = EXTENSION.minor(torch.__version__)
-if not number(TORCH[0]) <= number(MINOR) <= number(TORCH[1]):
+# By the minor release alone: vendors' builds of 2.15 may call themselves 2.15.0a0.
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+(TORCH,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "torch")
+if MINOR not in TORCH.specifier:
     sys.exit(
         f"tpu-core: found torch {torch.__version__}, and this version of tpu-core builds against "
-        f"torch {TORCH[0]} to {TORCH[1]}. Install one of them: pip install 'torch=={TORCH[1]}.*'"
+        f"torch {TORCH.specifier}. Install one of them: pip install '{TORCH}'"
     )
 
 
@@ -74,13 +75,25 @@ def translation_units() -> list[str]:
     return [*units, str(path.relative_to(HERE))]
 
 
-def others() -> list[str]:
-    """Builds for other minor releases of torch, of the same sources and for this Python."""
-    return [
-        str(path.relative_to(HERE / PACKAGE))
-        for minor, path in EXTENSION.builds().items()
-        if minor != MINOR and EXTENSION.is_current(path)
-    ]
+class BinaryDistribution(Distribution):
+    """A distribution for one Python and one platform, also where its extensions are files."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+    def parse_config_files(self, *args: Any, **options: Any) -> None:
+        super().parse_config_files(*args, **options)
+        # pyproject.toml, which is read here, replaces what setup() is given.
+        self.package_data.setdefault("tpu_core", []).extend(finished(BUILDS))
+
+
+def finished(minors: list[str]) -> list[str]:
+    """Builds for minor releases of torch, of the same sources and for this Python."""
+    found = EXTENSION.builds()
+    missing = [m for m in minors if m not in found or not EXTENSION.is_current(found[m])]
+    if missing:
+        sys.exit(f"tpu-core: there is no build of these sources for torch {', '.join(missing)}.")
+    return [str(found[minor].relative_to(HERE / PACKAGE)) for minor in minors]
 
 
 def extension() -> CppExtension:
@@ -98,9 +111,9 @@ for stale in (HERE / PACKAGE).glob("_C.*.so"):
     stale.unlink()
 EXTENSION.build_of(MINOR).parent.mkdir(parents=True, exist_ok=True)
 setup(
-    ext_modules=[extension()],
-    package_data={"tpu_core": others()},
+    distclass=BinaryDistribution,
+    ext_modules=[] if BUILDS else [extension()],
     cmdclass={"build_ext": BuildExtension},
-    # One place for object files, so that a wheel uses those of the editable install.
+    # One place for object files, so that the next build compiles only what has changed.
     options={"build_ext": {"build_temp": f"build/objects-{sys.version_info.minor}-{MINOR}"}},
 )

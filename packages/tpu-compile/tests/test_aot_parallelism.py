@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from jax.sharding import AbstractMesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -41,6 +40,7 @@ from tpu_compile.aot.scan import PROGRAMS
 from tpu_compile.aot.sharding import spec_of
 from tpu_core import lowering, runtime
 from tpu_core.errors import MeshError
+from tpu_core.pjrt.chips import abstract_mesh
 
 MESH = {"data": 2, "model": 4}
 
@@ -331,7 +331,7 @@ def test_inputs_that_come_in_halves_keep_their_values(
         return x
 
     monkeypatch.setattr(sys.modules[in_halves.__module__], "constrain", constrained)
-    with jax.enable_x64(True), over(AbstractMesh((2,), ("data",))):
+    with jax.enable_x64(True), over(abstract_mesh({"data": 2})):
         made = in_halves(jax.numpy.asarray(values), ("data",))
     assert made.dtype == dtype
     np.testing.assert_array_equal(made, values)

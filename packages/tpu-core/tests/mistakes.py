@@ -178,7 +178,7 @@ MISTAKES: dict[str, Mistake] = {
     "uniform of integers": lambda d: _i(d, 3).uniform_(),
     "normal of integers": lambda d: _i(d, 3).normal_(),
     "random beyond the dtype": lambda d: _bytes(d, 3).random_(0, 1000),
-    "arange step out": lambda d: torch.arange(0, 3, 0.2, out=_i(d, 3)),
+    "arange step out": lambda d: torch.arange(0, 3, 0, out=_i(d, 3)),
     "aminmax out": lambda d: torch.aminmax(_f(d, 3), out=(_i(d, 1)[0], _i(d, 1)[0])),
     "too many dims": lambda d: torch.aminmax(_f(d, *[1] * 65), dim=0),
     "neg out": lambda d: torch.neg(_f(d, 3), out=_i(d, 3)),
@@ -273,6 +273,7 @@ RIGHT: dict[str, Callable[[str], torch.Tensor]] = {
     "multiply by 2**63": lambda d: _f(d, 3) * 2**63,
     "full of 2**63": lambda d: torch.full((2,), 2**63, dtype=torch.uint64, device=d),
     "arange out": lambda d: torch.arange(0.7, 5, 1.5, out=_i(d, 5)),
+    "arange of a step under one": lambda d: torch.arange(0, 3, 0.2, dtype=torch.int16, device=d),
 }
 
 

@@ -13,6 +13,8 @@ from tpu_core import modes
 from tpu_core.metrics import METRICS
 
 SHAPE = (2, 4, 5, 8)
+# torch 2.14 makes one op of tensors of three dims too.
+TAKES_THREE_DIMS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"is_causal": True},
@@ -28,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no query": {"shape": (2, 4, 0, 8), "keys": (2, 4, 7, 8)},
     "wide": {"dtype": torch.float64},
     "short": {"dtype": torch.bfloat16},
-    "three dims": {"shape": (4, 5, 8), "several": True},
+    "three dims": {"shape": (4, 5, 8), "several": not TAKES_THREE_DIMS},
     "five dims": {"shape": (2, 2, 4, 5, 8), "several": True},
     "one batch of keys for all": {"keys": (1, 4, 5, 8), "several": True},
 }
@@ -108,7 +110,7 @@ def test_the_kind_can_be_chosen(kind: SDPBackend) -> None:
 
 
 def test_a_kind_that_cannot_be_is_an_error() -> None:
-    x = torch.zeros(4, 5, 8, device="tpu")
+    x = torch.zeros(2, 2, 4, 5, 8, device="tpu")
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No viable"):
         F.scaled_dot_product_attention(x, x, x)
 

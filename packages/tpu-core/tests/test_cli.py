@@ -170,7 +170,8 @@ def test_doctor_compares_jaxlib_and_libtpu_with_what_jax_asks_for(monkeypatch):
         'jaxlib==0.10.1; extra == "minimum-jaxlib"',
         'libtpu==0.0.42.*; extra == "tpu"',
     ]
-    monkeypatch.setattr(checks.metadata, "requires", lambda name: requirements)
+    asked_for = {"jax": requirements, "tpu-core": ["jax<0.13,>=0.10"]}
+    monkeypatch.setattr(checks.metadata, "requires", lambda name: asked_for[name])
     answer = list(checks.check_versions())
     jaxlib, libtpu = found(answer, "jaxlib"), found(answer, "libtpu")
     assert jaxlib.status == "broken"
@@ -179,6 +180,17 @@ def test_doctor_compares_jaxlib_and_libtpu_with_what_jax_asks_for(monkeypatch):
     assert libtpu.value == "0.0.51, and jax 0.10.2 asks for ==0.0.42.*"
     assert found(answer, "ml_dtypes").status == "broken"
     assert found(answer, "ml_dtypes").remedy == "Install it: pip install ml_dtypes"
+
+
+@pytest.mark.parametrize("version", ["0.9.2", "0.13.0"])
+def test_doctor_compares_jax_with_what_tpu_core_asks_for(monkeypatch, version):
+    fake_versions(monkeypatch, **{"tpu-core": "0.1.0", "jax": version})
+    asked_for = {"jax": [], "tpu-core": ["jax<0.13,>=0.10", "jaxlib<0.13,>=0.10"]}
+    monkeypatch.setattr(checks.metadata, "requires", lambda name: asked_for[name])
+    jax = found(checks.check_versions(), "jax")
+    assert jax.status == "broken"
+    assert jax.value == f"{version}, and tpu-core 0.1.0 asks for <0.13,>=0.10"
+    assert jax.remedy == 'Install that: pip install "jax<0.13,>=0.10"'
 
 
 def test_the_installed_jax_and_jaxlib_fit():

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tpu_core.lowering.division import Division
+from tpu_core.pjrt.chips import abstract_mesh
 
-MESH = AbstractMesh((4, 2), ("data", "model"))
+MESH = abstract_mesh({"data": 4, "model": 2})
 
 
 def learned(f: Callable[..., Any], **specs: tuple[str | None, ...]) -> Division:

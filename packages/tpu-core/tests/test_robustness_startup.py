@@ -164,6 +164,83 @@ def test_a_torch_of_another_version_says_what_to_install():
     )
 
 
+@pytest.mark.parametrize("version", ["2.10.0", "2.16.0+cu130"])
+def test_a_torch_too_old_or_too_new_says_what_to_install(version):
+    out = clean(f"""
+        import importlib.machinery, importlib.util, sys
+
+        class Loader(importlib.machinery.SourceFileLoader):
+            def exec_module(self, module):
+                super().exec_module(module)
+                module.__version__ = {version!r}
+
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                if name == "torch.version":
+                    return importlib.util.spec_from_loader(
+                        name, Loader(name, path[0] + "/version.py")
+                    )
+
+        sys.meta_path.insert(0, Finder)
+        import torch
+        from tpu_core.errors import VersionMismatchError
+
+        assert torch.__version__ == {version!r} and torch.ones(2).sum() == 2
+        assert not torch.tpu.is_available()
+        try:
+            torch.ones(2, device="tpu")
+        except VersionMismatchError as error:
+            print(error)
+    """)
+    assert f"but torch {version} is installed." in out
+    assert 'What to do: Install a torch that it was built for (pip install "torch==2.' in out
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("jaxlib", "0.9.2"), ("jaxlib", "0.13.0"), ("jax", "0.9.2")]
+)
+def test_a_jax_too_old_or_too_new_says_what_to_install(name, version):
+    out = clean(f"""
+        import sys
+        import torch
+        assert torch.tpu.is_available() and torch.ones(2).sum() == 2
+        from importlib import metadata
+        from tpu_core.errors import VersionMismatchError
+
+        known = metadata.version
+        metadata.version = lambda name: {version!r} if name == {name!r} else known(name)
+        for _ in range(2):
+            try:
+                torch.ones(2, device="tpu")
+            except VersionMismatchError as error:
+                print(error)
+        assert "jax" not in sys.modules
+    """)
+    what = f"tpu_core works with {name} <0.13,>=0.10, but {name} {version} is installed."
+    assert out.count(f"[TPU1002] {what}") == 2
+    assert out.count('Install one that fits: pip install "jax<0.13,>=0.10"') == 2
+
+
+def test_without_jaxlib_the_first_use_says_what_to_install():
+    out = clean("""
+        import torch
+        from importlib import metadata
+        from tpu_core.errors import VersionMismatchError
+
+        known = metadata.version
+        def version(name):
+            if name == "jaxlib":
+                raise metadata.PackageNotFoundError(name)
+            return known(name)
+        metadata.version = version
+        try:
+            torch.ones(2, device="tpu")
+        except VersionMismatchError as error:
+            print(error)
+    """)
+    assert "[TPU1002] jaxlib is not installed." in out
+
+
 def test_an_extension_of_other_sources_says_so():
     out = clean(
         EXTENSION

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels.ops.attention.flash import backward, forward
 
 AXES = ("data", "model")
@@ -46,7 +47,7 @@ def main() -> None:
     for name, spec in WAYS.items():
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         placed = [jax.device_put(arrays[0], sharding), *arrays[1:]]
-        division = Division(AbstractMesh((2, 2), AXES))
+        division = Division(abstract_mesh(dict.fromkeys(AXES, 2)))
         with lowering_for(Target("cpu", 4, division=division)), jax.enable_x64(True):
             division.learn(jax.jit(lambda *a: both(*a)).trace(*placed).lower())
             assert division.is_needed

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels.ops.cross_entropy.chunked import CHUNKED
 from tpu_kernels.ops.cross_entropy.names import BACKWARD, FORWARD
 from tpu_kernels.ops.cross_entropy.pallas import PALLAS
@@ -54,7 +55,7 @@ def main() -> None:
                 jax.device_put(jnp.asarray(x.detach()), NamedSharding(mesh, PartitionSpec(*spec)))
                 for x, spec in zip((hidden, weight, target, grad), (*specs, (), ()))
             ]
-            division = Division(AbstractMesh((2, 2), AXES))
+            division = Division(abstract_mesh(dict.fromkeys(AXES, 2)))
             with lowering_for(Target("cpu", 4, division=division)), jax.enable_x64(True):
                 division.learn(jax.jit(functools.partial(function)).trace(*placed).lower())
                 assert division.is_needed

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import ragged_reference
 import test_paged_attention as decoding
 import test_ragged_paged_attention_kernel as ragged
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels.ops.paged_attention.pallas import paged_attention
 from tpu_kernels.ops.ragged_paged_attention.pallas import ragged_paged_attention
 
@@ -44,7 +45,7 @@ def compare(
         jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
         for x, spec in zip(arrays, specs)
     ]
-    division = Division(AbstractMesh((2, 2), AXES))
+    division = Division(abstract_mesh(dict.fromkeys(AXES, 2)))
     with lowering_for(Target("cpu", 4, kind="TPU v5e", division=division)), jax.enable_x64(True):
         division.learn(jax.jit(lambda *a: function(*a)).trace(*placed).lower())
         assert division.is_needed

@@ -10,7 +10,6 @@ import jax
 import pytest
 import torch
 import torch.nn.functional as F
-from jax.sharding import AbstractMesh
 
 import tpu_kernels
 from tpu_core.lowering import load
@@ -18,6 +17,7 @@ from tpu_core.lowering.division import Division
 from tpu_core.lowering.evaluate import call_lowering
 from tpu_core.lowering.implementations import GROUP, Target, lowering_for
 from tpu_core.lowering.registry import REGISTRY
+from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels import KernelRuleError
 from tpu_kernels.ops.attention.api import KERNEL
 from tpu_kernels.ops.attention.arguments import AttentionArguments
@@ -106,7 +106,7 @@ def test_a_program_for_several_devices_has_to_say_how_it_is_divided() -> None:
     assert KERNEL.select(arguments(), several, None).name == "plain"
     with pytest.raises(KernelRuleError, match="The program is for one device"):
         KERNEL.select(arguments(), several, "pallas")
-    divided = Target("tpu", 4, division=Division(AbstractMesh((4,), ("data",))))
+    divided = Target("tpu", 4, division=Division(abstract_mesh({"data": 4})))
     assert KERNEL.select(arguments(), divided, None).name == "pallas"
 
 

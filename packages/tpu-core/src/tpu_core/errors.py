@@ -56,11 +56,12 @@ class TpuNotAvailableError(TpuError):
 
 
 class VersionMismatchError(TpuError):
-    """The built extension does not fit the installed torch.
+    """The installed torch or jax is none that tpu-core works with.
 
     **How it happens.** tpu-core holds a build of its C++ extension for one or more minor versions
-    of torch. After `pip install --upgrade torch` none of them may fit. `import torch` still
-    works; the first use of the device raises this error.
+    of torch. After `pip install --upgrade torch` none of them may fit; after `pip install --upgrade
+    jax` its jaxlib may be too new. `import torch` still works; the first use of the device raises
+    this error.
 
     ```pycon
     >>> torch.ones(2, device="tpu")
@@ -70,7 +71,8 @@ class VersionMismatchError(TpuError):
     ```
 
     **How to fix it.** Install the torch named in the message, or rebuild tpu-core against the
-    installed one: `pip install --force-reinstall --no-deps tpu-core`.
+    installed one: `pip install --force-reinstall --no-deps --no-build-isolation tpu-core`. `tpu
+    doctor` lists the versions and what asks for others.
     """
 
     code = "TPU1002"

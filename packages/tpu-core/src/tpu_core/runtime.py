@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import typing_extensions  # PyTorch requires it
 
-from tpu_core import _C, collector, modes, platforms, synchronization, tiers
+from tpu_core import _C, collector, modes, platforms, synchronization, tiers, versions
 from tpu_core.config import config
 from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
@@ -58,6 +58,7 @@ def initialize() -> Runtime:
     Raises:
         ForkedProcessError: This process was forked from one that had used the device.
         TpuNotAvailableError: The platform cannot be started.
+        VersionMismatchError: The installed jax or jaxlib is too old or too new.
     """
     global _state, _owner
     if _state is not None:
@@ -79,6 +80,7 @@ def initialize() -> Runtime:
 
 def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
+    versions.require_jax()  # jax's own message, if there is one, names no way out
 
     from tpu_core import checkpointing, input_pipeline, logs, lowering, memory_limit, recurrent
     from tpu_core.cache.tiers import open_store, remembered_names

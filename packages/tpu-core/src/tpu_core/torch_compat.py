@@ -44,6 +44,17 @@ def inline_when_called(rules: Any, files: Collection[str]) -> None:
     rules._recompile_re()
 
 
+def first_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    """What an optimizer has of a parameter before its first step."""
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        return {}
+    if not torch.optim.Adagrad([torch.zeros(1)]).state:
+        return {}
+    # torch 2.11: Adagrad makes its state when it is made.
+    start = optimizer.defaults["initial_accumulator_value"]
+    return {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, start)}
+
+
 def complete_meta_functions() -> None:
     """Register the meta functions that torch 2.11 lacks."""
     name = "_scaled_dot_product_fused_attention_overrideable_backward"

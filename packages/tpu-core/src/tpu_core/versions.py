@@ -1,9 +1,13 @@
-"""Release numbers of distributions and the pins that they satisfy."""
+"""Releases of distributions, what asks for which, and whether the installed ones are such."""
 
 from __future__ import annotations
 
-import re
 from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tpu_core.errors import VersionMismatchError
 
 
 def installed(name: str) -> str | None:
@@ -15,24 +19,45 @@ def installed(name: str) -> str | None:
 
 
 def satisfies(version: str, pins: str) -> bool:
-    """Whether a release satisfies pins such as ``"<=0.10.2,>=0.10.1"`` or ``"==0.0.42.*"``.
+    """Whether a release satisfies pins such as ``"<=0.10.2,>=0.10.1"`` or ``"==0.0.42.*"``."""
+    return SpecifierSet(pins).contains(version, prereleases=True)
 
-    Knows ``== <= >= < > !=`` over dotted numbers; a pin of another kind counts as satisfied.
+
+def asked(by: str, name: str, extra: str = "") -> str | None:
+    """The pins that an installed distribution has for another one, the last of them.
+
+    Args:
+        by: The distribution that asks.
+        name: The distribution that it asks for.
+        extra: An extra of ``by`` whose requirements count too; of others they do not.
     """
-    have = _numbers(version)
-    for pin in pins.split(","):
-        match = re.fullmatch(r"(==|<=|>=|!=|<|>)([\d.]+?)(\.\*)?", pin.strip())
-        if not match:
+    try:
+        texts = metadata.requires(by) or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = None
+    for requirement in map(Requirement, texts):
+        if requirement.name != name or not requirement.specifier:
             continue
-        sign, text, star = match.groups()
-        want = _numbers(text)
-        length = len(want) if star else max(len(have), len(want))
-        a, b = ((*n, *[0] * length)[:length] for n in (have, want))
-        holds = {"==": a == b, "!=": a != b, "<=": a <= b, ">=": a >= b, "<": a < b, ">": a > b}
-        if not holds[sign]:
-            return False
-    return True
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            found = str(requirement.specifier)
+    return found
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0]))
+def require_jax() -> None:
+    """Refuse a jax or jaxlib that tpu-core was not made for.
+
+    Raises:
+        VersionMismatchError: It is too old, too new, or not there.
+    """
+    ranges = {name: asked("tpu-core", name) for name in ("jax", "jaxlib")}
+    remedy = "pip install " + " ".join(f'"{name}{pins or ""}"' for name, pins in ranges.items())
+    for name, pins in ranges.items():
+        version = installed(name)
+        if version is None:
+            raise VersionMismatchError(f"{name} is not installed.", remedy=f"Install it: {remedy}")
+        if pins is not None and not satisfies(version, pins):
+            raise VersionMismatchError(
+                f"tpu_core works with {name} {pins}, but {name} {version} is installed.",
+                remedy=f"Install one that fits: {remedy}",
+            )

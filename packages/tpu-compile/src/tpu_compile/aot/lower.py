@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tpu_compile.aot.annotations import in_halves, over, scope
 from tpu_compile.aot.capture import Captured
@@ -20,7 +20,7 @@ from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.division import Division
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import Target, Use, lowering_for, noting
-from tpu_core.pjrt.chips import chip
+from tpu_core.pjrt.chips import abstract_mesh
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
 
@@ -36,7 +36,7 @@ def lower(
         kind: Generation of the chips, ``"TPU v5e"``.
     """
     # Kernels ask jax which chip they are for.
-    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh), abstract_device=chip(kind))
+    abstract = abstract_mesh(mesh, kind)
 
     def sharding(spec: Spec) -> NamedSharding:
         return NamedSharding(abstract, PartitionSpec(*spec))

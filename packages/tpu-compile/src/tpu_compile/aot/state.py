@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensorMode
 from tpu_compile.aot.sharding import Rules, Spec, spec_of
 from tpu_compile.aot.trace import fake_like, values_unknown
 from tpu_core.errors import MeshError
+from tpu_core.torch_compat import first_state
 
 Optimizer = torch.optim.Optimizer
 # Those that treat each element by itself, so that a stack is updated as its parts would be.
@@ -230,7 +231,8 @@ class OptimizerState:
             i: t.requires_grad_() for i, t in enumerate(state.fakes(mode)) if i in everything
         }
         with values_unknown(), mode:
-            twin = self.twin(parameters, {})
+            made = {i: first_state(optimizer, p) for i, p in parameters.items()}
+            twin = self.twin(parameters, made)
             for p in parameters.values():
                 p.grad = torch.empty_like(p)
             self.step(twin)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform as python_platform
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from tpu_core.cli.check import Status as Status
 from tpu_core.cli.fault_checks import check_known_faults
 from tpu_core.config import config, misspelt_variables, settings
 from tpu_core.errors import ConfigurationError, TpuNotAvailableError
+from tpu_core.versions import asked
 from tpu_core.versions import installed as installed
 from tpu_core.versions import satisfies as satisfies
 
@@ -58,15 +58,15 @@ def check_versions() -> Iterator[Check]:
             yield Check(section, name, "not installed", "broken", remedy)
         elif name == "torch":
             yield _check_extension(version)
-        elif name == "jaxlib":
-            yield _check_pin("jaxlib", version, _pin("jaxlib"), "broken")
+        elif name in ("jax", "jaxlib"):
+            yield _check_pins(name, version, ("tpu-core", "jax"), "broken")
         else:
             yield Check(section, name, version)
     libtpu = installed("libtpu")
     if libtpu is None:
         yield Check(section, "libtpu", "not installed (needed on a TPU only)")
     else:
-        yield _check_pin("libtpu", libtpu, _pin("libtpu"), "warning")
+        yield _check_pins("libtpu", libtpu, ("jax",), "warning")
     for name in _OURS:
         if version := installed(name):
             yield Check(section, name, version)
@@ -94,26 +94,15 @@ def _check_extension(torch_version: str) -> Check:
     return Check(section, name, torch_version)
 
 
-def _pin(name: str) -> str | None:
-    """What the installed jax says of the version of ``name``, the narrowest of its extras."""
-    try:
-        requirements = metadata.requires("jax") or []
-    except metadata.PackageNotFoundError:
-        return None
-    for requirement in requirements:
-        text, _, marker = requirement.partition(";")
-        match = re.fullmatch(rf"{name}\s*\(?([<>=!~][^)]*)\)?\s*", text.strip())
-        # jax's extras for its own tests pin other versions.
-        if match and (not marker or 'extra == "tpu"' in marker):
-            return match[1].replace(" ", "")
-    return None
-
-
-def _check_pin(name: str, version: str, pin: str | None, status: Status) -> Check:
-    if pin is None or satisfies(version, pin):
-        return Check("Versions", name, version)
-    value = f"{version}, and jax {installed('jax')} asks for {pin}"
-    return Check("Versions", name, value, status, f'Install that: pip install "{name}{pin}"')
+def _check_pins(name: str, version: str, askers: tuple[str, ...], status: Status) -> Check:
+    for by in askers:
+        pins = asked(by, name, extra="tpu")
+        if pins is not None and not satisfies(version, pins):
+            value = f"{version}, and {by} {installed(by)} asks for {pins}"
+            return Check(
+                "Versions", name, value, status, f'Install that: pip install "{name}{pins}"'
+            )
+    return Check("Versions", name, version)
 
 
 def check_environment() -> Iterator[Check]:

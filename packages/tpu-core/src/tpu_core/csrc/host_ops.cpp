@@ -217,7 +217,7 @@ void rnn_layer_backward(ThreefryKey, Stack& s) {
   const auto before = states_before(ys, hx, reverse);
   const auto grad_weight =
       at::mm(products.flatten(0, 1).t(), before.flatten(0, 1)).to(s[4].toTensor().scalar_type());
-  const auto grad_bias = wide(products).sum({0, 1}).to(dtype);
+  const auto grad_bias = wide(products).sum(at::IntArrayRef({0, 1})).to(dtype);
   s = {gates, grad_h.to(dtype), kind == "lstm" ? grad_c.to(dtype) : at::empty({0}, hx.options()),
        grad_weight, grad_bias};
 }

@@ -4,6 +4,7 @@
 #include "device.h"
 #include "memory.h"
 #include "record.h"
+#include "torch_compat.h"
 #include "trace.h"
 
 #include <ATen/EmptyTensor.h>
@@ -382,7 +383,7 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 }
 
 // Checks and length as of ATen (RangeFactories.cpp): values in the accumulating dtype of the result, the
-// length in int64 for int64 and in double for all others.
+// length in int64 for int64 (but see `kRangesHaveLengthsAsGiven`) and in double for all others.
 at::Tensor& arange_out(
     const at::Scalar& start, const at::Scalar& end, const at::Scalar& step, at::Tensor& out) {
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -397,7 +398,8 @@ at::Tensor& arange_out(
   if (at::isIntegralType(out.scalar_type(), false)) {
     const auto from = start.to<int64_t>(), to = end.to<int64_t>(), stride = step.to<int64_t>();
     first = from, by = stride;
-    if (out.scalar_type() == at::kLong) {
+    const bool has_float = start.isFloatingPoint() || end.isFloatingPoint() || step.isFloatingPoint();
+    if (out.scalar_type() == at::kLong && !(kRangesHaveLengthsAsGiven && has_float)) {
       TORCH_CHECK_VALUE(stride != 0, "step must be nonzero");
       length = static_cast<double>((to - from + stride - (stride > 0 ? 1 : -1)) / stride);
     }

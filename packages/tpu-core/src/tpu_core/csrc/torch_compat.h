@@ -31,4 +31,8 @@ NodePtr<T> make_node(Args&&... args) {
 
 #endif
 
+// Whether the length of a range of int64 follows from the numbers that are given, if any is a float,
+// and not from them as integers: from torch 2.14 on.
+constexpr bool kRangesHaveLengthsAsGiven = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
+
 }  // namespace tpu

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from tpu_core.padding.interpret import Context, rule, run
 from tpu_core.padding.layout import Dim, Padded
 from tpu_core.padding.sizes import Size, Unpaddable
+from tpu_core.pjrt.jax_compat import parts_of_scan
 
 Layout = tuple[Dim, ...]
 
@@ -111,7 +112,7 @@ def cond(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
 def scan(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     params = eqns[0].params
     length = context.size([e.params["length"] for e in eqns])
-    consts, carry, xs = _split(operands, params["num_consts"], params["num_carry"])
+    consts, carry, xs = parts_of_scan(eqns[0], operands)
     xs = [context.space.as_prefix(x, 0) for x in xs]
     layouts = _layouts(carry)
     body = _Body(

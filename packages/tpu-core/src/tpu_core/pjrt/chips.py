@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 # What libtpu calls some chips, and what all others do.
 _NAMES = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}
@@ -26,6 +26,20 @@ def chip(kind: str) -> AbstractDevice:
         kind: Of a device of one core, ``"TPU v5e"``.
     """
     return AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
+
+
+def abstract_mesh(axes: Mapping[str, int], kind: str | None = None) -> AbstractMesh:
+    """A mesh whose programs XLA divides as it likes, between what is asked for.
+
+    Since jax 0.11 a mesh that does not say so makes the division a part of each array's type.
+
+    Args:
+        axes: Size of each axis.
+        kind: What it says of its chips, as of `chip`.
+    """
+    device = None if kind is None else chip(kind)
+    types = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), types, abstract_device=device)
 
 
 def traced_for() -> str | None:
@@ -53,5 +67,5 @@ def chip_named(kind: str) -> Iterator[None]:
     Args:
         kind: As of `chip`.
     """
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=chip(kind))):
+    with use_abstract_mesh(abstract_mesh({}, kind)):
         yield

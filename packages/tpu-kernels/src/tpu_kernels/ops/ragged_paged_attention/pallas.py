@@ -15,10 +15,9 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
     ragged_paged_attention as kernel,
 )
-from jax.sharding import AbstractMesh
 
 from tpu_core.lowering.implementations import Target, target
-from tpu_core.pjrt.chips import chip
+from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
 from tpu_kernels.ops.parts import HEADS_DIVIDED, on_parts
@@ -71,9 +70,8 @@ def _on_one_device(
     tokens, heads, size = query.shape
     page, places = pages.shape[1], page_indices.shape[1]
     # The kernel asks jax which chip it is for; a mesh that the program is divided over says it.
-    named = chip(target().kind or "")
     around = jax.sharding.get_abstract_mesh()
-    mesh = AbstractMesh((1,), ("chip",), abstract_device=named) if around.empty else around
+    mesh = abstract_mesh({"chip": 1}, target().kind or "") if around.empty else around
     products = 4 * tokens * heads * size * places * page
     with jax.sharding.use_abstract_mesh(mesh), calling(query.dtype, products):
         out = kernel(

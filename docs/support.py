@@ -1,0 +1,90 @@
+"""The matrix of supported releases: what ran on which, and the page that says so.
+
+``python docs/support.py record --junit FOLDER`` adds the results that pytest wrote on the versions
+that are installed to ``support.json``; `nox -s combination` does. ``generate.py`` writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+DATA = Path(__file__).with_name("support.json")
+VERSIONS = ("python", "torch", "jax")
+
+
+def outcomes(file: Path) -> dict[str, Any]:
+    """What became of the tests in a file of JUnit's format."""
+    counts: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": 0, "failures": []}
+    for case in ElementTree.parse(file).iter("testcase"):
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            counts["failed"] += 1
+            module = case.get("classname", "").split(".tests.")[-1]
+            counts["failures"].append(f"{module}::{case.get('name')}")
+        else:
+            counts["skipped" if "skipped" in kinds else "passed"] += 1
+    counts["failures"].sort()
+    return counts
+
+
+def record(junit: Path) -> None:
+    """Put the results in ``junit/<suite>.xml`` in the place of earlier ones of these versions."""
+    installed = {"python": ".".join(platform.python_version_tuple()[:2])}
+    installed |= {name: metadata.version(name).split("+")[0] for name in ("torch", "jax")}
+    runs = json.loads(DATA.read_text()) if DATA.exists() else []
+    known = [run for run in runs if all(run[name] == installed[name] for name in VERSIONS)]
+    (run,) = known or [{**installed, "suites": {}}]
+    runs += [] if known else [run]
+    for file in sorted(junit.glob("*.xml")):
+        run["suites"][file.stem] = outcomes(file)
+    runs.sort(key=lambda r: [[int(n) for n in r[name].split(".")] for name in VERSIONS])
+    DATA.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+def support_page() -> str:
+    """Markdown of ``reference/support.md``."""
+    runs = json.loads(DATA.read_text())
+    out = [
+        "# Supported releases",
+        "",
+        "The packages install with Python 3.11 to 3.14, torch 2.11 to 2.15, and jax and jaxlib",
+        "0.10 to 0.12. What was run on a combination of them is here, with each test that fails:",
+        "`nox -s versions` writes them here. `tpu_core` uses private interfaces of both",
+        "libraries, so that a combination which is not in the table may show faults that no test",
+        "has met. *Part* says that some tests of a file were run. Continuous integration runs all",
+        "tests on Python 3.11, torch 2.13 and jax 0.10.2.",
+        "",
+        "| Python | torch | jax | Suite | Passed | Skipped | Failed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        versions = " | ".join(run[name] for name in VERSIONS)
+        for suite, seen in run["suites"].items():
+            out.append(
+                f"| {versions} | {suite} | {seen['passed']} | {seen['skipped']} | "
+                f"{seen['failed']} |"
+            )
+    out += [
+        "",
+        "All of it ran on XLA's CPU platform. Nothing here says that it works on a TPU or a GPU:",
+        "`nox -s device` runs the tests where one is. Python 3.14 has not been tried.",
+    ]
+    for run in runs:
+        failures = [(s, name) for s, seen in run["suites"].items() for name in seen["failures"]]
+        if failures:
+            title = f"## Failures on Python {run['python']}, torch {run['torch']}, jax {run['jax']}"
+            out += ["", title, "", *(f"* {suite}: `{name}`" for suite, name in failures)]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Record what tests showed on these versions.")
+    parser.add_argument("command", choices=["record"])
+    parser.add_argument("--junit", type=Path, required=True)
+    record(parser.parse_args().junit)

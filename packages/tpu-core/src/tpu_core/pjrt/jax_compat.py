@@ -1,0 +1,23 @@
+"""What differs between the supported releases of jax. Each branch names the release it is for, and
+goes with it; the faults of releases are in `tpu_core.pjrt.known_faults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from jax.extend.core import JaxprEqn
+
+T = TypeVar("T")
+
+
+def parts_of_scan(scan: JaxprEqn, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+    """What takes the places of a scan's operands: constants, first state, what is gone through."""
+    params = scan.params
+    if "num_carry" in params:  # jax 0.10
+        first = params["num_consts"]
+        then = first + params["num_carry"]
+        return list(operands[:first]), list(operands[first:then]), list(operands[then:])
+    consts, carry, xs = map(list, params["ft_in"].update(operands).unpack())
+    return consts, carry, xs
