@@ -143,7 +143,8 @@ def run(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 def _child(names: list[str]) -> tuple[list[tuple[str, str | None]], str | None]:
     """What a child answered before it ended, and how it ended if not well."""
     # What an earlier process compiled shows nothing of this one's compiler.
-    environment = {**os.environ, "TPU_CACHE": "off"}
+    # Of programs: CPU kernels have none of these faults.
+    environment = {**os.environ, "TPU_CACHE": "off", "TPU_TIERS": "compiled"}
     command = [sys.executable, "-P", "-m", "tpu_core.pjrt.canaries", *names]
     try:
         done = subprocess.run(
