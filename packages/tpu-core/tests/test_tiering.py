@@ -125,3 +125,23 @@ def test_gradients_are_computed_in_the_thread_that_asks() -> None:
     """
     assert interpreter.clean(code, TPU_TIERS="auto") == "True [2.0, 2.0, 2.0]\n"
     assert interpreter.clean(code, TPU_TIERS="compiled") == "False [2.0, 2.0, 2.0]\n"
+
+
+def test_waiting_is_no_work_that_a_program_would_save() -> None:
+    code = """
+        import time
+        import torch
+
+        def slow(x):  # as on a machine whose cores do other work
+            time.sleep(0.1)
+            return x - x.trunc()
+
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("frac", slow, "CPU")
+        x = torch.ones(4, device="tpu")
+        for _ in range(16):
+            torch.frac(x * 2).cpu()
+        print(torch.tpu.metrics()["promotions"])
+    """
+    made = interpreter.run(code, TPU_TIERS="auto", TPU_TIER_PATIENCE="1")
+    assert (made.returncode, made.stdout) == (0, "0\n"), made.stderr

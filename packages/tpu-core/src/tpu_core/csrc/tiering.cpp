@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -64,6 +65,12 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return h.digest().lo;
 }
 
+double process_cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
 double cost_of(const std::vector<uint64_t>& ops) {
   const std::unordered_set<uint64_t> forms(ops.begin(), ops.end());
   return kProgram + kForm * static_cast<double>(forms.size()) + kOp * static_cast<double>(ops.size());
@@ -118,6 +125,9 @@ void Tiering::end() {
   auto& s = g_segments[key];
   if (!s) s = std::make_shared<SegmentHistory>();
   const auto now = Clock::now();
+  // On a busy machine kernels take many times their work, and a program would take as many more.
+  const double cpu = process_cpu_seconds();
+  const double spent = std::min(seconds_, cpu - std::exchange(ended_at_cpu_, cpu));
   const bool in_program = was_recorded_ && expected_ && ops_.size() == expected_->ops.size();
   const double period = std::chrono::duration<double>(now - s->ended).count();
   if (in_program) {
@@ -129,7 +139,7 @@ void Tiering::end() {
       ++tier_counters().demotions;
     }
   } else if (!was_recorded_) {
-    s->host_seconds += seconds_;
+    s->host_seconds += spent;
     if (s->ended_on_host) s->host.add(period);
     if (s->runs == 1) {
       s->ops = ops_;
