@@ -127,6 +127,22 @@ def test_gradients_are_computed_in_the_thread_that_asks() -> None:
     assert interpreter.clean(code, TPU_TIERS="compiled") == "False [2.0, 2.0, 2.0]\n"
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_what_compiles_took_is_expected_of_the_next(seconds: float) -> None:
+    code = f"""
+        import torch
+        from tpu_core import _C
+
+        x = torch.ones(4, device="tpu")
+        _C.note_compile(1, 1, {seconds})
+        for _ in range(16):
+            (x * 2 + 1).cpu()
+        print(torch.tpu.metrics()["promotions"])
+    """
+    made = interpreter.clean(code, TPU_TIERS="auto", TPU_TIER_PATIENCE="1e-6")
+    assert made == ("0\n" if seconds else "1\n")
+
+
 def test_waiting_is_no_work_that_a_program_would_save() -> None:
     code = """
         import time

@@ -276,6 +276,7 @@ class ProgramBuilder:
         seconds = time.perf_counter() - started
         METRICS.compiled(self._event(s, key, seconds, reason, source))
         if source == "compiled":
+            _C.note_compile(len({id(n.plan) for n in s.nodes}), len(s.nodes), seconds)
             if check is not None:
                 check(loaded)
             self._to_disk(key, executable, s)

@@ -296,6 +296,7 @@ PYBIND11_MODULE(_C, m) {
   register_promises(m);
   register_ring(m);
   m.def("set_patience", &set_patience);
+  m.def("note_compile", &note_compile);
   m.def("set_tiers", [](int tiers) { set_tiers(static_cast<Tiers>(tiers)); });
   m.def("user_line", [] {
     Line line;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <ctime>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,6 +13,8 @@ namespace {
 
 // What making a program costs, roughly, in seconds on one core (docs/adr/0025-tiers.md).
 constexpr double kProgram = 0.15, kForm = 0.012, kOp = 0.006;
+// What programs of this process took, over that: convolutions take several times as long.
+std::atomic<double> g_dearer{1};
 // A program is made once CPU kernels took so many times that: where it is of no use after all, it costs a
 // third of what was spent. Tests set it.
 double g_patience = 3;
@@ -48,7 +51,7 @@ struct SegmentHistory {
   std::chrono::steady_clock::time_point ended;
   bool ended_on_host = false, ended_in_program = false;
 
-  bool pays() const { return !is_given_up && !ops.empty() && host_seconds >= g_patience * cost; }
+  bool pays() const { return !is_given_up && !ops.empty() && host_seconds >= g_patience * g_dearer * cost; }
 };
 
 namespace {
@@ -71,14 +74,22 @@ double process_cpu_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+double cost_of(size_t forms, size_t ops) {
+  return kProgram + kForm * static_cast<double>(forms) + kOp * static_cast<double>(ops);
+}
+
 double cost_of(const std::vector<uint64_t>& ops) {
-  const std::unordered_set<uint64_t> forms(ops.begin(), ops.end());
-  return kProgram + kForm * static_cast<double>(forms.size()) + kOp * static_cast<double>(ops.size());
+  return cost_of(std::unordered_set<uint64_t>(ops.begin(), ops.end()).size(), ops.size());
 }
 
 }  // namespace
 
 void set_patience(double times) { g_patience = times; }
+
+void note_compile(size_t forms, size_t ops, double seconds) {
+  const double before = g_dearer, found = seconds / cost_of(forms, ops);
+  g_dearer = std::max(1.0, (before + found) / 2);
+}
 
 TierCounters& tier_counters() {
   static TierCounters counters;
@@ -150,6 +161,7 @@ void Tiering::end() {
   s->ended_in_program = in_program;
   s->ended_on_host = !in_program && !was_recorded_;
   ++s->runs;
+  if (g_next.size() >= kMostSegments * 4) g_next.clear();
   g_next[mix(before_, last_)] = key;
   before_ = std::exchange(last_, key);
   ops_.clear();

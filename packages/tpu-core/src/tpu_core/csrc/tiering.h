@@ -45,6 +45,8 @@ class Tiering {
 
 // How many times the cost of a program CPU kernels may take before it is made.
 void set_patience(double times);
+// A program of so many ops, of so many forms, took so long to compile: what is expected of the next follows.
+void note_compile(size_t forms, size_t ops, double seconds);
 
 // Segments that went over to programs, and those that went back.
 struct TierCounters {
