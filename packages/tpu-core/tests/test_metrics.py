@@ -39,6 +39,7 @@ def test_everything_is_counted(metrics):
     metrics.debug_check()
     metrics.padded_execution()
     metrics.outline()
+    metrics.verification()
     metrics.compiling(2)
     metrics.compiling(-1)
     assert metrics.snapshot() == {
@@ -57,6 +58,7 @@ def test_everything_is_counted(metrics):
         "pieces": 0,
         "padded_executions": 1,
         "outlines": 1,
+        "verifications": 1,
         "segments": 0,
         "ops": 0,
         "signatures": 0,
