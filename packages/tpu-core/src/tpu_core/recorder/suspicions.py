@@ -26,7 +26,7 @@ def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
         return True
     if divides(op) and _may_be_zero(named.get("other")):
         return True
-    if isinstance(named.get("alpha"), bool):
+    if isinstance(named.get("alpha"), bool) or _imaginary_for_reals(args):
         return True
     name = overload_name(op).split(".")[1]
     if name.startswith("_foreach_") and name.endswith("_"):
@@ -45,6 +45,12 @@ def _dim_out_of_range(args: Arguments) -> bool:
         return False
     n = max(x.dim(), 1)
     return any(not -n <= d < n for d in (dim if isinstance(dim, (list, tuple)) else [dim]))
+
+
+def _imaginary_for_reals(args: Sequence[Any]) -> bool:
+    return any(isinstance(x, complex) for x in args) and not any(
+        x.is_complex() for x in _tensors(args)
+    )
 
 
 def _may_overlap(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
