@@ -351,7 +351,9 @@ def soak(s: nox.Session) -> None:
 def conformance(s: nox.Session) -> None:
     """PyTorch's databases of ops, modules and optimizers: ``nox -s conformance -- --shard 3/8``."""
     prepare(s, "test")
-    env = {"PYTHONPATH": str(ROOT / "integration"), "OMP_NUM_THREADS": "1"}
+    # Of programs, as on a TPU; TPU_TIERS=host asks whether CPU kernels are called as they should.
+    tiers = os.environ.get("TPU_TIERS", "compiled")
+    env = {"PYTHONPATH": str(ROOT / "integration"), "OMP_NUM_THREADS": "1", "TPU_TIERS": tiers}
     python(s, "-m", "conformance", *s.posargs, env=env)
 
 
