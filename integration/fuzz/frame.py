@@ -136,8 +136,9 @@ def source_of(f: Fuzzer, cases: tuple[Case, ...], settings: Settings) -> str:
     for case in cases:
         if case.tiers:
             tiers, patience = TIERS[case.tiers]
-            lines += ["import torch", "from tpu_core import _C, tiers", "torch.tpu.init()"]
-            lines += [f"_C.set_tiers(tiers.NUMBERS[{tiers!r}]), _C.set_patience({patience})"]
+            changed = {"TPU_TIERS": tiers, "TPU_TIER_PATIENCE": str(patience)}
+            lines += ["from tpu_core import config", f"os.environ.update({changed!r})"]
+            lines += ["config.reload()"]
         lines.append(f.source(case))
     return "\n".join(lines)
 

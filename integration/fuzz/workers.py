@@ -188,12 +188,12 @@ def use_tiers(name: str) -> None:
         return
     import torch
 
-    from tpu_core import _C, tiers
+    from tpu_core import config
 
     torch.tpu.synchronize()
     which, patience = TIERS[name]
-    _C.set_tiers(tiers.NUMBERS[which])
-    _C.set_patience(patience)
+    os.environ.update(TPU_TIERS=which, TPU_TIER_PATIENCE=str(patience))
+    config.reload()
 
 
 def _serve(fuzzer: Any, settings: Settings, asks: int, answers: int) -> None:

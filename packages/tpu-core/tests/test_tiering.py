@@ -143,6 +143,26 @@ def test_what_compiles_took_is_expected_of_the_next(seconds: float) -> None:
     assert made == ("0\n" if seconds else "1\n")
 
 
+def test_tiers_change_where_the_environment_is_read_again() -> None:
+    code = """
+        import os, torch
+        from tpu_core import config
+
+        def host_ops():
+            before = torch.tpu.metrics()["host_ops"]
+            (torch.ones(3, device="tpu") * 2).tolist()
+            return torch.tpu.metrics()["host_ops"] - before
+
+        seen = []
+        for name in ("host", "compiled", "host"):
+            os.environ["TPU_TIERS"] = name
+            config.reload()
+            seen.append((host_ops() > 0, torch.autograd.is_multithreading_enabled()))
+        print(seen)
+    """
+    assert interpreter.clean(code) == "[(True, False), (False, True), (True, False)]\n"
+
+
 def test_waiting_is_no_work_that_a_program_would_save() -> None:
     code = """
         import time

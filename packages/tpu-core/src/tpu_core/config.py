@@ -307,6 +307,7 @@ _overridden: ContextVar[Config | None] = ContextVar("tpu_config", default=None)
 _lock = threading.Lock()
 _base: Config | None = None
 _on_memory_limit: Callable[[], None] | None = None
+_on_reload: Callable[[], None] | None = None
 _limits_memory = False  # some configuration of this process did
 
 
@@ -329,6 +330,16 @@ def on_memory_limit(function: Callable[[], None]) -> None:
     _on_memory_limit = function
     if _limits_memory:
         function()
+
+
+def on_reload(function: Callable[[], None]) -> None:
+    """Have a function called whenever the environment was read again.
+
+    Args:
+        function: Puts settings into force that are no question of `config`.
+    """
+    global _on_reload
+    _on_reload = function
 
 
 def _note(configuration: Config) -> Config:
@@ -360,12 +371,15 @@ def _read() -> Config:
 def reload() -> Config:
     """Read the environment again, for tests and for programs that set variables late.
 
-    What was decided already (the platform, the cache folder) does not change.
+    What was decided already (the platform, the cache folder) does not change; the tiers do.
     """
     global _base
     with _lock:
         _base = None
-    return _read()
+    configuration = _read()
+    if _on_reload is not None:
+        _on_reload()
+    return configuration
 
 
 @contextmanager

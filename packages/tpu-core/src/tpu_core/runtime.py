@@ -14,7 +14,7 @@ import torch
 import typing_extensions  # PyTorch requires it
 
 from tpu_core import _C, collector, modes, platforms, synchronization, tiers, versions
-from tpu_core.config import config
+from tpu_core.config import config, on_reload
 from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
 
@@ -112,6 +112,7 @@ def _start() -> Runtime:
     _C.set_internal_prefixes(tuple(_internal))
     _C.set_default_mode(modes.current().native())
     tiers.choose(client)
+    on_reload(_choose_tiers)
     memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
@@ -121,6 +122,11 @@ def _start() -> Runtime:
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.background.workers.close)
     return runtime
+
+
+def _choose_tiers() -> None:
+    if _state is not None:
+        tiers.choose(_state.client)
 
 
 def _serve(client: Any, builder: Any) -> None:

@@ -30,7 +30,19 @@ def choose(client: Any) -> None:
     name = config().tiers if on_host else "compiled"
     _C.set_tiers(NUMBERS[name])
     _C.set_patience(config().tier_patience)
-    if name != "compiled":
-        # CPU kernels run where they are called. Autograd's thread for the device would do so while
-        # this one waits: a handover of control, and of the interpreter's lock, at each backward.
-        torch.autograd.set_multithreading_enabled(False)
+    _compute_gradients_here(name != "compiled")
+
+
+_here = False
+
+
+def _compute_gradients_here(here: bool) -> None:
+    """Have this thread compute its gradients itself, or end that.
+
+    CPU kernels run where they are called. Autograd's thread for the device would do so while this
+    one waits: a handover of control, and of the interpreter's lock, at each backward.
+    """
+    global _here
+    if here != _here:
+        torch.autograd.set_multithreading_enabled(not here)
+        _here = here
