@@ -136,9 +136,8 @@ def source_of(f: Fuzzer, cases: tuple[Case, ...], settings: Settings) -> str:
     for case in cases:
         if case.tiers:
             tiers, patience = TIERS[case.tiers]
-            changed = {"TPU_TIERS": tiers, "TPU_TIER_PATIENCE": str(patience)}
-            lines += ["from tpu_core import config", f"os.environ.update({changed!r})"]
-            lines += ["config.reload()"]
+            lines += ["import torch", "from tpu_core.tiers import switch", "torch.tpu.init()"]
+            lines += [f"switch({tiers!r}, {patience})"]
         lines.append(f.source(case))
     return "\n".join(lines)
 

@@ -188,12 +188,10 @@ def use_tiers(name: str) -> None:
         return
     import torch
 
-    from tpu_core import config
+    from tpu_core.tiers import switch
 
     torch.tpu.synchronize()
-    which, patience = TIERS[name]
-    os.environ.update(TPU_TIERS=which, TPU_TIER_PATIENCE=str(patience))
-    config.reload()
+    switch(*TIERS[name])
 
 
 def _serve(fuzzer: Any, settings: Settings, asks: int, answers: int) -> None:

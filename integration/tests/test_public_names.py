@@ -12,6 +12,7 @@ PUBLIC_MODULES = {
     "tpu_core.config",
     "tpu_core.conformance",
     "tpu_core.errors",
+    "tpu_core.tiers",
     "tpu_eager",
     "tpu_kernels",
 }

@@ -33,6 +33,17 @@ def choose(client: Any) -> None:
     _compute_gradients_here(name != "compiled")
 
 
+def switch(name: str, patience: float) -> None:
+    """Have other tiers from the next op on, on the CPU platform; nothing is pending then.
+
+    Args:
+        name: As of ``TPU_TIERS``.
+        patience: As of ``TPU_TIER_PATIENCE``.
+    """
+    _C.set_tiers(NUMBERS[name])
+    _C.set_patience(patience)
+
+
 _here = False
 
 
