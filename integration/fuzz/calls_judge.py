@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from . import calls_excluded
 from .calls_worlds import Call, Outcome, name_of
@@ -50,7 +51,7 @@ def excused_on_device(error: Exception) -> bool:
 
 
 def results_differ(call: Call, want: Outcome, got: Outcome) -> Failure | None:
-    if want.error is not None:
+    if want.error is not None or _has_no_shape(want.result):
         return None
     key = name_of(call)
     least = tolerance(*(d for d in want.dtypes if d.is_floating_point or d.is_complex))
@@ -70,6 +71,12 @@ def results_differ(call: Call, want: Outcome, got: Outcome) -> Failure | None:
             kind, text = found
             return Failure(kind if path != "gradients" else f"gradient {kind}", key, text)
     return None
+
+
+def _has_no_shape(result: object) -> bool:
+    """Whether a size is below 0, as of the CPU's `replication_pad3d` into an ``out=`` tensor."""
+    tensors = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+    return any(n < 0 for t in tensors for n in t.shape)
 
 
 def left_over(key: str) -> Failure | None:

@@ -95,8 +95,18 @@ class Settings:
         }
 
     def apply(self) -> None:
-        """Set this process's environment; before the device starts."""
+        """Set this process's environment; before the device starts.
+
+        The parent may have read its own: drawing asks whether there is a device.
+
+        Raises:
+            RuntimeError: Other settings are in force.
+        """
         os.environ.update(self.environment())
+        from tpu_core.config import from_environment, reload
+
+        if (found := reload()) != from_environment(os.environ):
+            raise RuntimeError(f"{self} are not in force, but {found}")
 
 
 @dataclass(frozen=True)

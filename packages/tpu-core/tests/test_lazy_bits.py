@@ -66,3 +66,18 @@ def test_gradients_of_a_hermitian_product() -> None:
 
     for got, want in zip(gradients("tpu"), gradients("cpu"), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_conjugates_that_are_written() -> None:
+    (a,) = complex_tensors([(3, 4)])
+
+    def call(device: str) -> list[torch.Tensor]:
+        x = a.to(device).requires_grad_()
+        y = (x * 2).conj_physical_()
+        (y * y).abs().sum().backward()
+        out = torch.empty(0, dtype=torch.complex64, device=device)
+        torch.conj_physical(x.detach(), out=out)
+        return [y.detach(), x.grad, out, torch.ones(2, device=device).conj_physical_()]
+
+    for got, want in zip(call("tpu"), call("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)

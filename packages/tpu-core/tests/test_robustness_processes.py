@@ -124,6 +124,26 @@ def test_data_loader_workers_beside_threads_that_train():
     assert out == f"{12 * 12.0}\n"
 
 
+def test_variables_that_a_forked_child_sets_are_in_force():
+    out = clean(
+        """
+        import os, torch
+        import tpu_core.runtime  # hooks of forks are there
+
+        child = os.fork()
+        if child == 0:
+            os.environ["TPU_EAGER_MODE"], os.environ["TPU_NUM_DEVICES"] = "strict", "3"
+            from tpu_core.config import config
+            print(torch.tpu.device_count(), config().eager_mode, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.environ["TPU_NUM_DEVICES"] = "2"
+        print(torch.tpu.device_count())
+    """
+    )
+    assert out == "3 strict\n2\n"
+
+
 def test_a_fork_while_another_thread_starts_the_device():
     """A worker of a DataLoader seeds all generators, whatever the parent's threads have locked."""
     # Not `clean`: a package that registers hooks amid a fork says that it has missed the first one.

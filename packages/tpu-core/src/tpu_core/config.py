@@ -383,6 +383,22 @@ def reload() -> Config:
 
 
 @contextmanager
+def left_unread() -> Iterator[None]:
+    """Have the environment read again after a block, where it was not read before.
+
+    A process that forks before it uses the device has not chosen for its children yet.
+    """
+    global _base
+    unread = _base is None
+    try:
+        yield
+    finally:
+        if unread:
+            with _lock:
+                _base = None
+
+
+@contextmanager
 def override(**changes: Any) -> Iterator[Config]:
     """Change fields of the configuration for a block, in this thread or async task only.
 

@@ -94,5 +94,8 @@ def _finish() -> None:
             with contextlib.suppress(ImportError):  # it is raised in the other thread
                 importlib.import_module(name)
     # What the count of devices reads and imports once is there then: the child asks for it.
-    with contextlib.suppress(Exception):  # the child is told
+    # Variables that the child sets are its own, though.
+    from tpu_core.config import left_unread
+
+    with contextlib.suppress(Exception), left_unread():  # the child is told
         importlib.import_module("tpu_core.runtime").device_count()

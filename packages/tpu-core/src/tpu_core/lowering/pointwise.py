@@ -243,6 +243,8 @@ register_table(
     {
         "aten.neg.default": lambda self: -self,
         "aten._conj_physical.default": jnp.conj,
+        # Of `conj_physical_` and `out=`; the op itself is PyTorch's composite.
+        "aten.conj_physical.default": jnp.conj,
         "aten.reciprocal.default": floats(lambda x: 1 / x),
         "aten.sqrt.default": floats(jnp.sqrt),
         "aten.rsqrt.default": floats(rsqrt),
