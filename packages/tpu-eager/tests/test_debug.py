@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from tpu_core.config import override
 from tpu_core.errors import FallbackError, NonFiniteError, OutOfMemoryError, UnsupportedOpError
-from tpu_eager.debug import statistics
+from tpu_core.verification.statistics import statistics
 
 
 @pytest.fixture(autouse=True)

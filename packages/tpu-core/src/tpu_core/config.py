@@ -201,7 +201,8 @@ class Config:
     debug_nans: bool = _setting(
         "TPU_DEBUG_NANS",
         BOOL,
-        "In debug mode, raise at the first op that produces a NaN or an infinity.",
+        "Raise at the first op that produces a NaN or an infinity: in Debug mode at once, in the "
+        "others when the program that holds the op has run.",
         False,
         shown="`0`",
     )

@@ -298,11 +298,14 @@ class OutOfMemoryError(TpuError, torch.OutOfMemoryError):
 class NonFiniteError(TpuError):
     """An op produced a NaN or an infinity while `TPU_DEBUG_NANS=1` was set.
 
-    **How it happens.** In Debug mode with `TPU_DEBUG_NANS=1` each floating-point result is
-    checked. The message names the op, the range of each input and the line; an op of backward
-    carries the line of the forward op. Inputs that are already not finite are said to be so: the
-    cause then lies earlier. An infinity that is among the inputs, such as the `-inf` of an
-    attention mask, is not counted.
+    **How it happens.** With `TPU_DEBUG_NANS=1` Debug mode checks each floating-point result at
+    once. Strict and Fused check the results of each program once it has run; where one is not
+    finite, the program's ops are replayed one by one from its inputs, and the value is followed
+    back to the op that made it. The message names the op, the range of each input and the line; an
+    op of backward carries the line of the forward op. Inputs that are already not finite are said
+    to be so: the cause then lies earlier. An infinity that is among the inputs, such as the `-inf`
+    of an attention mask, is not counted, nor is a NaN that does not reach a program's results, such
+    as one that `torch.where` drops.
 
     ```console
     NonFiniteError: [TPU1011] aten.log.default produced 3 NaN of 1024 values.

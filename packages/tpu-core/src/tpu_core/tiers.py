@@ -27,7 +27,8 @@ def choose(client: Any) -> None:
     # What other processes hold is not in this one's memory.
     processes = {d.process_index for d in client.backend.devices()}
     on_host = client.platform.name == "cpu" and len(processes) == 1
-    name = config().tiers if on_host else "compiled"
+    # TPU_DEBUG_NANS checks the runs of programs.
+    name = config().tiers if on_host and not config().debug_nans else "compiled"
     _C.set_tiers(NUMBERS[name])
     _C.set_patience(config().tier_patience)
     _compute_gradients_here(name != "compiled")

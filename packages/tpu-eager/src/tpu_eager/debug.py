@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from tpu_core.config import config
-from tpu_core.errors import NonFiniteError
 from tpu_core.metrics import METRICS
 from tpu_core.modes import Mode
 from tpu_core.pjrt.client import fetch
 from tpu_core.recorder.calls import call_of_last
+from tpu_core.verification.finite import error_of_call
+from tpu_core.verification.statistics import non_finite
 from tpu_eager.indices import check_indices
 
 
@@ -49,71 +48,12 @@ def check_finite(segment: Any, inputs: list[Any], outputs: list[Any]) -> None:
     """
     for array in outputs:
         host = fetch(array)
-        if not (host.is_floating_point() or host.is_complex()):
-            continue
-        nans, infinities = _count(host)
-        if nans == infinities == 0:
-            continue
-        call = call_of_last(segment, inputs)
-        arguments = dict(call.tensors()) if call else {}
-        numbers = {
-            name: value
-            for name, value in (call.arguments.items() if call else ())
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
-        # A mask of -inf is meant to be one.
-        given = [
-            *arguments.values(),
-            *(torch.tensor(float(n), device="cpu") for n in numbers.values()),
-        ]
-        if nans == 0 and any(_count(t)[1] for t in given):
+        if not any(non_finite(host)):
             continue
         node = segment.nodes[-1]
-        kinds = [f"{n} {k}" for n, k in ((nans, "NaN"), (infinities, "infinite")) if n]
-        raise NonFiniteError(
-            f"{node.name} produced {' and '.join(kinds)} of {host.numel()} values.",
-            values={
-                "result": _kind(host),
-                **{f"input {name}": statistics(t) for name, t in arguments.items()},
-                **{f"input {name}": value for name, value in numbers.items()},
-            },
-            line=node.line or None,
-        )
-
-
-def statistics(t: torch.Tensor) -> str:
-    """Dtype, shape and range of a CPU tensor, and whether all of it is finite.
-
-    Example:
-        >>> statistics(torch.tensor([-0.2, 4.1]))
-        'float32[2] min -0.2 max 4.1 finite'
-    """
-    if t.numel() == 0 or t.is_complex() or t.dtype is torch.bool:
-        return _kind(t)
-    nans, infinities = _count(t)
-    finite = t[torch.isfinite(t)] if nans or infinities else t
-    parts = [_kind(t)]
-    if finite.numel():
-        low, high = finite.min().item(), finite.max().item()
-        parts.append(f"min {low:.6g} max {high:.6g}")
-    if nans or infinities:
-        parts.append(f"not finite before this op ({nans} NaN, {infinities} infinite)")
-    else:
-        parts.append("finite")
-    return " ".join(parts)
-
-
-def _kind(t: torch.Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
-
-
-def _count(t: torch.Tensor) -> tuple[int, int]:
-    """Number of NaNs and of infinities."""
-    if not (t.is_floating_point() or t.is_complex()):
-        return 0, 0
-    if t.dtype.itemsize == 1:  # 8-bit floats have no isnan of their own
-        t = t.float()
-    return int(torch.isnan(t).sum()), int(torch.isinf(t).sum())
+        error = error_of_call(node.name, node.line, host, call_of_last(segment, inputs))
+        if error is not None:
+            raise error
 
 
 DEBUG = Mode("debug", max_ops=1, wait=True, inspect=inspect)

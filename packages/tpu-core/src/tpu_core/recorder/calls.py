@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_core.compiler.segment import Segment
+from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.dtypes import TO_TORCH
 from tpu_core.lowering.views import SLICE, Access
 from tpu_core.pjrt import client as pjrt
@@ -41,6 +41,25 @@ class HostCall:
                     yield (f"{name}[{i}]" if isinstance(value, list) else name), item
 
 
+def call_of(
+    node: Node, operands: Sequence[torch.Tensor], numbers: Sequence[float | int]
+) -> HostCall | None:
+    """The call behind a node, or None where there is no functional overload.
+
+    Args:
+        node: A node of a segment.
+        operands: Values of its operand slots, on the CPU.
+        numbers: The segment's numbers from the node's first on.
+    """
+    if node.plan is None:
+        return None
+    op = functional(overload_of(node.plan.op))
+    if op is None:
+        return None
+    positional, keywords, _ = node.plan.arguments(operands, iter(numbers), _read, _number, _zeros)
+    return HostCall(op, {**dict(zip(node.plan.positional_names(), positional)), **keywords})
+
+
 def call_of_last(segment: Segment, inputs: Sequence[Any]) -> HostCall | None:
     """The call behind a segment's last node, or None where there is no functional overload.
 
@@ -49,11 +68,6 @@ def call_of_last(segment: Segment, inputs: Sequence[Any]) -> HostCall | None:
         inputs: Arrays of its input slots.
     """
     *before, node = segment.nodes
-    if node.plan is None:
-        return None
-    op = functional(overload_of(node.plan.op))
-    if op is None:
-        return None
     values = {i: pjrt.fetch(a) for i, a in zip(segment.inputs(), inputs)}
     for other in before:
         if other.plan is not None:
@@ -61,11 +75,8 @@ def call_of_last(segment: Segment, inputs: Sequence[Any]) -> HostCall | None:
         for slot in other.outputs:  # uninitialised memory, which reads as zeros
             assert slot is not None
             values[slot] = _zeros(segment.slots[slot].shape, segment.slots[slot].dtype)
-    numbers = (n.value for n in segment.numbers[node.numbers :])
-    positional, keywords, _ = node.plan.arguments(
-        [values[i] for i in node.operands], numbers, _read, _number, _zeros
-    )
-    return HostCall(op, {**dict(zip(node.plan.positional_names(), positional)), **keywords})
+    numbers = [n.value for n in segment.numbers[node.numbers :]]
+    return call_of(node, [values[i] for i in node.operands], numbers)
 
 
 def _read(base: torch.Tensor, access: Access, starts: Sequence[int]) -> torch.Tensor:

@@ -51,6 +51,21 @@ def replay(
     Returns:
         The values of its live slots, in their order.
     """
+    values = all_values(segment, inputs, numbers, change)
+    return [values[i] for i in segment.live]
+
+
+def all_values(
+    segment: Segment,
+    inputs: Sequence[Value],
+    numbers: Sequence[float | int],
+    change: Change = lambda op, value: value,
+) -> dict[int, Value]:
+    """The values of all of a segment's slots, those that are not live too.
+
+    Args:
+        segment, inputs, numbers, change: As of `replay`.
+    """
     values: dict[int, Value] = dict(zip(segment.inputs(), inputs, strict=True))
     with torch.no_grad():
         for node in segment.nodes:
@@ -60,7 +75,7 @@ def replay(
                     expected = segment.slots[slot]
                     value = value.reshape(expected.shape).to(TO_TORCH[expected.dtype])
                     values[slot] = change(node.name, value)
-    return [values[i] for i in segment.live]
+    return values
 
 
 def _results(

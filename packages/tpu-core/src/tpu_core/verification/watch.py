@@ -1,4 +1,4 @@
-"""Which runs of a program are judged, and what follows where one is wrong."""
+"""Runs of a program that are judged or checked for NaN, and the error where one is wrong."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from tpu_core import _C
+from tpu_core import _C, modes
 from tpu_core.compiler.segment import Segment
 from tpu_core.config import config
 from tpu_core.errors import VerificationError
 from tpu_core.metrics import METRICS
 from tpu_core.padding.arrays import exact, on_host
 from tpu_core.pjrt import client as pjrt
+from tpu_core.verification.finite import error_of_segment
 from tpu_core.verification.judge import Difference, difference
+from tpu_core.verification.statistics import non_finite
 
 if TYPE_CHECKING:
     from tpu_core.compiler.programs import Program
@@ -34,13 +37,62 @@ def watch(program: Program, segment: Segment, device: Any, drop: Callable[[str],
         The program itself where none of its runs is judged.
     """
     which, _, every = config().verify.partition(":")
+    if config().debug_nans:
+        checked = _CheckedForNaN(program, segment, device)
+        program = replace(program, execute=checked, handlers=None)
     if which == "off":
         return program
     judged = _Judged(program, segment, device, drop, int(every or 0))
     return replace(program, execute=judged, handlers=None)
 
 
-class _Judged:
+class _Runs:
+    """Runs of a program beside the segment that it was made for."""
+
+    def __init__(self, program: Program, segment: Segment, device: Any) -> None:
+        self._program, self._device = program, device
+        mask = program.compiled_in
+        if mask is not None:
+            numbers = [
+                replace(n, compiled_in=fixed)
+                for n, fixed in zip(segment.numbers, mask, strict=True)
+            ]
+            segment = segment.with_numbers(numbers)
+        self._segment: Segment | None = segment
+
+    def _run(self, arguments: list[Any]) -> Sequence[Any] | None:
+        p = self._program
+        if p.handlers is None:
+            return p.execute(arguments)
+        exact_ones = [exact(a, self._device) for a in arguments]
+        return p.execute(exact_ones).consume_with_handlers(p.handlers)
+
+
+class _CheckedForNaN(_Runs):
+    """Raises where an output of a run is not finite; names the op that made it so."""
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any] | None:
+        segment = self._segment
+        if segment is None or modes.active().inspect is not None:  # Debug mode checks each op
+            return self._run(arguments)
+        slots = segment.inputs()
+        # The run may take the memory of these.
+        donated = {i: _fetch(a) for i, a in zip(slots, arguments) if i in segment.donated}
+        results = self._run(arguments)
+        if results is None:
+            return None
+        METRICS.debug_check()
+        if all(_is_finite(r) for r in results):
+            return results
+        inputs = [donated[i] if i in donated else _fetch(a) for i, a in zip(slots, arguments)]
+        numbers = _numbers(segment, arguments[len(slots) :])
+        error = error_of_segment(segment, inputs, numbers, [_fetch(r) for r in results])
+        if error is not None:
+            raise error
+        return results
+
+
+class _Judged(_Runs):
     """Runs a program, and judges its first run or one in so many.
 
     Args:
@@ -55,15 +107,8 @@ class _Judged:
         drop: Callable[[str], None],
         every: int,
     ) -> None:
-        self._program, self._device, self._drop, self._every = program, device, drop, every
-        mask = program.compiled_in
-        if mask is not None:
-            numbers = [
-                replace(n, compiled_in=fixed)
-                for n, fixed in zip(segment.numbers, mask, strict=True)
-            ]
-            segment = segment.with_numbers(numbers)
-        self._segment: Segment | None = segment
+        super().__init__(program, segment, device)
+        self._drop, self._every = drop, every
         self._runs = 0
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any] | None:
@@ -73,7 +118,7 @@ class _Judged:
             return self._run(arguments)
         # Before the run, which may take the memory of its inputs.
         count = len(segment.inputs())
-        inputs = [pjrt.fetch(on_host(a)).clone() for a in arguments[:count]]
+        inputs = [_fetch(a) for a in arguments[:count]]
         numbers = _numbers(segment, arguments[count:])
         results = self._run(arguments)
         if results is None:  # another program is to take its place
@@ -89,12 +134,15 @@ class _Judged:
             self._segment = None
         return results
 
-    def _run(self, arguments: list[Any]) -> Sequence[Any] | None:
-        p = self._program
-        if p.handlers is None:
-            return p.execute(arguments)
-        exact_ones = [exact(a, self._device) for a in arguments]
-        return p.execute(exact_ones).consume_with_handlers(p.handlers)
+
+def _fetch(array: Any) -> torch.Tensor:
+    """A copy on the host, which later runs leave as it is."""
+    return pjrt.fetch(on_host(array)).clone()
+
+
+def _is_finite(array: Any) -> bool:
+    host = pjrt.fetch(on_host(array))
+    return not any(non_finite(host))
 
 
 def _numbers(segment: Segment, packs: Sequence[Any]) -> list[float | int]:
