@@ -1,4 +1,4 @@
-"""Sharing tensors with JAX, without a copy both ways."""
+"""Sharing tensors: with JAX, without a copy both ways, and by DLPack."""
 
 from __future__ import annotations
 
@@ -69,6 +69,62 @@ def from_jax(array: Any, device: Any = None) -> torch.Tensor:
         raise TypeError(f"JAX's {array.dtype} has no counterpart in torch.")
     shell = torch.empty(array.shape, dtype=dtype, device=torch.device("tpu", index))
     return _C.from_array(array, shell, True)
+
+
+# DLPack's numbers of devices (DLDeviceType), by platform.
+_DLPACK_DEVICES = {"cpu": 1, "cuda": 2}
+_DLPACK_CPU = _DLPACK_DEVICES["cpu"]
+
+
+def dlpack_device(t: torch.Tensor) -> tuple[int, int]:
+    """`torch.Tensor.__dlpack_device__` of a ``tpu`` tensor: DLPack's device type, and the index.
+
+    Raises:
+        BufferError: DLPack has no number for the platform's devices.
+    """
+    from tpu_core.runtime import runtime
+
+    client = runtime().client
+    kind = _DLPACK_DEVICES.get(client.platform.name)
+    if kind is None:
+        raise BufferError(
+            f"DLPack knows no device of the platform '{client.platform.name}': copy the tensor to "
+            "the host (t.cpu()), or share it with JAX by tpu_core.to_jax(t)."
+        )
+    on_host = kind == _DLPACK_CPU
+    return kind, 0 if on_host else client.devices[t.device.index or 0].local_hardware_id
+
+
+def dlpack(
+    t: torch.Tensor,
+    *,
+    stream: Any = None,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[int, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """`torch.Tensor.__dlpack__` of a ``tpu`` tensor: a capsule.
+
+    Memory is shared where the consumer leaves it as it is: where it asks by ``copy=False``, and for
+    those that use the protocol from before versions, JAX among them, which have read-only arrays.
+    Others get a copy on the host, because a write would reach other tensors of the same value.
+
+    Raises:
+        BufferError: The tensor requires a gradient, or is lazily conjugated or negated, or cannot
+            be where ``dl_device`` says without a copy.
+    """
+    if t.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    if t.is_conj() or t.is_neg():
+        raise BufferError("Can't export tensors with the conjugate or negative bit set")
+    here = dlpack_device(t)
+    there = here if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+    moves = there != here
+    if moves and (there[0] != _DLPACK_CPU or copy is False):
+        raise BufferError(f"Can't export a tensor of DLPack device {here} to {there}")
+    if moves or copy or (max_version is not None and copy is None):
+        return t.cpu().__dlpack__(max_version=max_version)
+    return to_jax(t).__dlpack__(stream=None if stream == -1 else stream)
 
 
 # What Dynamo says where one of them stands in a function that is compiled as one graph.

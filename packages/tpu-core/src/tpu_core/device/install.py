@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from typing import Any
@@ -22,6 +23,7 @@ def install() -> None:
     _print_with_one_transfer()
     _settable_eager_mode()
     _hook_optimizers()
+    _export_by_dlpack()
     sparse.refuse()
     imports.finish_before_forks()
 
@@ -54,6 +56,30 @@ class _DeviceModule(types.ModuleType):
 
 def _settable_eager_mode() -> None:
     sys.modules["tpu_core.device"].__class__ = _DeviceModule
+
+
+def _export_by_dlpack() -> None:
+    """PyTorch's own methods know the devices of its builds alone."""
+    export, device_of = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
+
+    @functools.wraps(export)
+    def __dlpack__(self: torch.Tensor, **options: Any) -> Any:  # noqa: N807
+        if self.device.type != "tpu" or torch.overrides.has_torch_function_unary(self):
+            return export(self, **options)
+        from tpu_core import interop
+
+        return interop.dlpack(self, **options)
+
+    @functools.wraps(device_of)
+    def __dlpack_device__(self: torch.Tensor) -> Any:  # noqa: N807
+        if self.device.type != "tpu" or torch.overrides.has_torch_function_unary(self):
+            return device_of(self)
+        from tpu_core import interop
+
+        return interop.dlpack_device(self)
+
+    torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
+    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
 
 
 def _hook_optimizers() -> None:
