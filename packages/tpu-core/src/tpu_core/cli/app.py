@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from tpu_core._version import __version__
 from tpu_core.cli.cache import app as cache_app
+from tpu_core.cli.compare import compare
 from tpu_core.cli.doctor import doctor
 from tpu_core.cli.ops import ops
 from tpu_core.cli.report import report
@@ -73,9 +74,9 @@ app = typer.Typer(
 )
 app.command()(doctor)
 app.command()(ops)
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
-    report
-)
+_SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # its options follow
+app.command(context_settings=_SCRIPT)(report)
+app.command(context_settings=_SCRIPT)(compare)
 app.add_typer(cache_app, name="cache")
 
 

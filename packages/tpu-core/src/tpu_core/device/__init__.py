@@ -43,7 +43,13 @@ from tpu_core.device.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
-from tpu_core.device.reporting import compile_report, metrics, no_recompile, reset_metrics
+from tpu_core.device.reporting import (
+    compare,
+    compile_report,
+    metrics,
+    no_recompile,
+    reset_metrics,
+)
 from tpu_core.device.rng import (  # noqa: F401
     _get_generator,
     default_generators,
@@ -70,6 +76,7 @@ from tpu_core.device.streams import (
 __all__ = [
     "Event",
     "Stream",
+    "compare",
     "compile_report",
     "current_device",
     "current_stream",

@@ -1,5 +1,5 @@
-"""Counters, reports and the promise to compile nothing: `torch.tpu.metrics`, `compile_report`,
-`no_recompile`.
+"""Counters, reports, comparisons and the promise to compile nothing: `torch.tpu.metrics`,
+`compile_report`, `compare`, `no_recompile`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,28 @@ def compile_report() -> Any:
     from tpu_core.metrics import METRICS
 
     return METRICS.report()
+
+
+def compare(module: Any, *args: Any, **options: Any) -> Any:
+    """Compare a module on the device with itself on the CPU in float64, layer by layer.
+
+    Results and gradients of each submodule, with the error of that layer alone and the error that
+    has accumulated up to it: see `tpu_core.comparison.compare`, which lists the options and errors.
+
+    Args:
+        module: A `torch.nn.Module`; it stays as it is.
+        *args: Its arguments.
+        **options: ``kwargs``, ``loss``, ``backward``, ``tolerance``.
+
+    Returns:
+        A `tpu_core.comparison.Comparison`; ``print`` shows it as a table.
+
+    Example:
+        >>> print(torch.tpu.compare(model, batch, tolerance=32))
+    """
+    from tpu_core.comparison import compare
+
+    return compare(module, *args, **options)
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+"""Numerical comparison of a module on the device with the CPU in float64, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from tpu_core.comparison.exact import float64
+from tpu_core.comparison.layers import Calls, recorded
+from tpu_core.comparison.rows import Comparison, Row, rows_of
+from tpu_core.comparison.trees import differentiable, in_float64, on_device
+from tpu_core.config import override
+from tpu_core.device import get_rng_state
+
+__all__ = ["Comparison", "Row", "compare"]
+
+_TOLERANCE = 64.0
+
+
+def compare(
+    module: nn.Module,
+    *args: Any,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    backward: bool = True,
+    tolerance: float = _TOLERANCE,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Compare a module on the device with itself on the CPU in float64, layer by layer.
+
+    The module and its arguments are copied: parameters, buffers, gradients and arguments stay as
+    they are. Autocast, `torch.tpu.precision` and the eager mode that are in force hold for the
+    device's run, and so compare one precision or mode with exact arithmetic.
+
+    Two errors are measured for each submodule. The *own* error compares its results with those that
+    float64 computes from the same inputs, the device's: rounding within this layer alone. The
+    *accumulated* error compares with the float64 run of the whole module.
+
+    Args:
+        module: The module, on any device.
+        *args: Its arguments; tensors, on any device, or what PyTorch's pytrees hold of them.
+        loss: Scalar to differentiate, from the module's output. The attribute ``loss`` of the
+            output where it has one, else a sum of all floating-point outputs with weights
+            from -4 to 4.
+        backward: Whether gradients are compared, too.
+        tolerance: Own error up to which a layer counts as right, in roundings: see `Row.units`.
+        kwargs: Keyword arguments of the module.
+
+    Returns:
+        A `Comparison`: prints as a table; ``first`` is the first row out of tolerance, or None.
+
+    Raises:
+        ValueError: The module draws random numbers, which the CPU would draw otherwise: compare in
+            ``eval()`` mode, or with a dropout of 0.
+
+    Example:
+        >>> print(torch.tpu.compare(model, batch))
+    """
+    on_tpu = copy.deepcopy(module).to("tpu")
+    exact = in_float64(copy.deepcopy(module).to("cpu"))
+    pristine = copy.deepcopy(exact)
+    given = (args, dict(kwargs or {}))
+    before = get_rng_state()
+    device_calls = _run(on_tpu, _pytree.tree_map(on_device, given), loss, backward)
+    if not torch.equal(before, get_rng_state()):
+        raise ValueError(
+            "torch.tpu.compare: the module draws random numbers, and the CPU draws others. Compare "
+            "in eval() mode, or set the probabilities of its dropout to 0."
+        )
+    with float64():
+        exact_calls = _run(exact, _pytree.tree_map(in_float64, given), loss, backward)
+        rows = rows_of(device_calls, exact_calls, on_tpu, exact, pristine)
+    return Comparison(rows, tolerance)
+
+
+def _run(
+    module: nn.Module,
+    given: tuple[Any, Any],
+    loss: Callable[[Any], torch.Tensor] | None,
+    backward: bool,
+) -> Calls:
+    args, kwargs = given
+    module.zero_grad()
+    # Each layer's inputs are read, on purpose.
+    quiet = override(performance_warnings=False)
+    with quiet, recorded(module) as calls, torch.set_grad_enabled(backward):
+        output = module(*args, **kwargs)
+        if backward:
+            scalar = loss(output) if loss is not None else _scalar(output)
+            if scalar is not None:
+                scalar.backward()
+    calls.settle()
+    return calls
+
+
+def _scalar(output: Any) -> torch.Tensor | None:
+    """A loss of any output, the same function on the device and in float64."""
+    own = getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for t in _pytree.tree_leaves(output):
+        if differentiable(t):
+            weights = torch.randint(-4, 5, t.shape, generator=generator)  # exact in all dtypes
+            parts.append((t * weights.to(t.device, t.dtype)).sum())
+    return torch.stack([p.to(parts[0].dtype) for p in parts]).sum() if parts else None
