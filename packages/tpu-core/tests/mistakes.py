@@ -55,6 +55,11 @@ MISTAKES: dict[str, Mistake] = {
     "bitwise shift float": lambda d: _f(d, 3) << 1,
     "bool subtract": lambda d: (_f(d, 3) > 0) - (_f(d, 3) > 0),
     "bool negate": lambda d: -(_f(d, 3) > 0),
+    "sorter dtype": lambda d: torch.searchsorted(_f(d, 3), _f(d, 2), sorter=_f(d, 3)),
+    "sorter half": lambda d: torch.searchsorted(
+        _f(d, 1).half(), _f(d, 1).half(), sorter=_f(d, 1).half()
+    ),
+    "norm of a list": lambda d: torch._foreach_norm([_f(d, 3)], -2, torch.complex64),
     "cat shapes": lambda d: torch.cat([_f(d, 2, 3), _f(d, 2, 4)], 0),
     "cat dims": lambda d: torch.cat([_f(d, 2, 3), _f(d, 2, 3, 4)], 0),
     "cat nothing": lambda d: torch.cat([]),

@@ -261,6 +261,19 @@ def _source_shape(args: Arguments) -> bool:
     return x.dim() != source.dim()
 
 
+def _is_not(x: Any, dtype: torch.dtype) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype is not dtype
+
+
+def _complex_for_reals(args: Arguments) -> bool:
+    dtype = args.get("dtype")
+    if isinstance(dtype, int):  # of a list op, as the dispatcher has it
+        from tpu_core.recorder.miss import dtype_of_code
+
+        dtype = dtype_of_code(dtype)
+    return dtype is not None and dtype.is_complex and not all(x.is_complex() for x in args["self"])
+
+
 _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     **dict.fromkeys(
         "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear complex polar".split(),
@@ -279,6 +292,8 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     "fill": _imaginary,
     "index_select": _index_not_integer,
     "index_add": _source_shape,
+    "searchsorted": lambda args: _is_not(args.get("sorter"), torch.int64),
+    "_foreach_norm": _complex_for_reals,
     "bucketize": lambda args: args["boundaries"].dim() != 1,
     "masked_scatter": lambda args: args["mask"].dtype is not torch.bool,
     "random": _range,
