@@ -85,6 +85,7 @@ def _start() -> Runtime:
     from tpu_core import checkpointing, input_pipeline, logs, lowering, memory_limit, recurrent
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
+    from tpu_core.device import layouts
     from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
@@ -119,6 +120,7 @@ def _start() -> Runtime:
     input_pipeline.watch()
     checkpointing.watch()
     recurrent.register()
+    layouts.refuse_others()
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.background.workers.close)
     return runtime

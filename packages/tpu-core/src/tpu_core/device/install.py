@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tpu_core import imports
-from tpu_core.device import sparse
+from tpu_core.device import layouts
 
 
 def install() -> None:
@@ -24,7 +24,7 @@ def install() -> None:
     _settable_eager_mode()
     _hook_optimizers()
     _export_by_dlpack()
-    sparse.refuse()
+    layouts.refuse_sparse()
     imports.finish_before_forks()
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C, interruptible, torch_compat
-from tpu_core.device import sparse
+from tpu_core.device import layouts
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder import int4
 from tpu_core.recorder.complaints import Twins, check, doubt
@@ -332,7 +332,7 @@ def _embedding_bag_backward(*args: Any) -> Any:
             "The gradient of torch.nn.EmbeddingBag(sparse=True) is a sparse tensor, and device "
             "'tpu' has none.",
             line=_C.user_line() or None,
-            remedy=sparse.REMEDY,
+            remedy=layouts.SPARSE_REMEDY,
         )
     return torch.ops.aten._embedding_bag_backward.default(*args)
 

@@ -1,4 +1,4 @@
-"""The device has no sparse tensors: where one would be made, the error says what to do."""
+"""The device has no sparse, nested or quantized tensors: the error says what to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,26 @@ def test_the_error_says_what_to_do(make: Callable[[], None]) -> None:
     with pytest.raises(UnsupportedOpError, match="device 'tpu' has none") as raised:
         make()
     assert "Use sparse=False" in str(raised.value)
-    assert raised.value.line is not None and "test_sparse_tensors.py" in raised.value.line
+    assert raised.value.line is not None and "test_other_layouts.py" in raised.value.line
+
+
+@pytest.mark.parametrize(
+    "make, remedy",
+    [
+        (lambda: torch.eye(3).to_sparse_csr().to("tpu").to_dense(), "Use sparse=False"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)]).to("tpu"), "layout=torch.jagged"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).to("tpu"),
+            "fake_quantize_per_tensor_affine",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(nested|CSR|deprecated)")
+def test_other_layouts(make: Callable[[], object], remedy: str) -> None:
+    torch.ones(1, device="tpu")
+    with pytest.raises(UnsupportedOpError, match="device 'tpu' has none") as raised:
+        make()
+    assert remedy in str(raised.value)
 
 
 def test_inference_with_a_sparse_gradient_needs_none() -> None:
