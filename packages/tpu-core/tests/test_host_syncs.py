@@ -139,3 +139,41 @@ def test_silenced_by_the_configuration_and_where_each_op_is_waited_for():
         assert warned(work) == []
     with modes.using(modes.Mode("waiting", max_ops=1, wait=True)):
         assert warned(work) == []
+
+
+@pytest.fixture
+def sync_debug():
+    yield torch.tpu.set_sync_debug_mode
+    torch.tpu.set_sync_debug_mode("default")
+
+
+def test_reads_that_sync_debug_mode_refuses(sync_debug) -> None:
+    x = torch.arange(6.0).to("tpu")
+    sync_debug("error")
+    assert torch.tpu.get_sync_debug_mode() == 2
+    reads = {
+        r"item\(\)": lambda: x.sum().item(),
+        "use as a number": lambda: bool((x > 0).any()),
+        r"cpu\(\)": lambda: (x + 1).cpu(),
+        "boolean mask": lambda: x[x > 2],
+        "nonzero": lambda: x.nonzero(),
+    }
+    for what, read in reads.items():
+        with pytest.raises(
+            RuntimeError, match=f"synchronizing TPU operation: .*{what}.*{__name__}"
+        ):
+            read()
+    y = (x * 2).sqrt_()  # nothing is read
+    sync_debug("default")
+    assert y[2].item() == 2.0 and x[x > 2].tolist() == [3.0, 4.0, 5.0]
+
+
+def test_reads_that_sync_debug_mode_warns_of(sync_debug) -> None:
+    x = torch.arange(6.0).to("tpu")
+    sync_debug(1)
+    with pytest.warns(UserWarning, match="called a synchronizing TPU operation") as caught:
+        assert x.sum().item() == 15
+    assert caught[0].filename == __file__
+    with pytest.raises(RuntimeError, match="expected one of `default`, `warn`, `error`"):
+        sync_debug("loud")
+    assert torch.tpu.get_sync_debug_mode() == 1

@@ -8,7 +8,9 @@ import torch
 
 from tpu_core import _C
 from tpu_core.config import config
+from tpu_core.host_syncs import AS_WRITTEN as _AS_WRITTEN
 from tpu_core.host_syncs import SYNCS
+from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
 from tpu_core.padding import arrays
 from tpu_core.pjrt import client as pjrt
@@ -30,10 +32,40 @@ def to_host(array: Any, reason: str) -> torch.Tensor:
     return host
 
 
+# 0: reads are allowed; 1: each gives a warning; 2: each raises.
+_debug_level = 0
+
+
+def set_debug_level(level: int) -> None:
+    """Have reads allowed (0), warned of (1) or refused (2), in the whole process."""
+    global _debug_level
+    _debug_level = level
+
+
+def debug_level() -> int:
+    """The level that `set_debug_level` has set."""
+    return _debug_level
+
+
 def note_read(array: Any, reason: str, nbytes: int) -> None:
-    """Count a read of ``nbytes`` bytes, and warn where it is one of many."""
+    """Count a read of ``nbytes`` bytes, and warn where it is one of many.
+
+    Raises:
+        RuntimeError: Reads are refused.
+    """
     line = _C.user_line() or None
     METRICS.host_sync(line, reason)
     METRICS.d2h(nbytes)
+    if _debug_level:
+        _report(line, reason)
+        return
     if line is not None and config().performance_warnings:
         SYNCS.read(line, reason, array)
+
+
+def _report(line: str | None, reason: str) -> None:
+    what = _AS_WRITTEN.get(reason, reason)
+    text = f"called a synchronizing TPU operation: {what}, at {line or 'an unknown line'}"
+    if _debug_level > 1:
+        raise RuntimeError(text)
+    warn_at(line, UserWarning(text))

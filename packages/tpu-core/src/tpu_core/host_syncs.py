@@ -23,7 +23,7 @@ _STEPS_A_READ = 3
 _PROGRAMS_A_READ = 5
 
 # What the extension calls a read, as users write it; other names are those of ops.
-_WRITTEN = {
+AS_WRITTEN = {
     "item": "item(), float(), bool() or a use as a number",
     "copy to the host": "cpu(), tolist(), numpy() or print()",
     "boolean mask index": "an index that is a boolean mask",
@@ -79,7 +79,7 @@ class HostSyncs:
                 self._hook()
             seen = self._frequent(line, programs, array)
         if seen:
-            what = _WRITTEN.get(reason, reason)
+            what = AS_WRITTEN.get(reason, reason)
             general = HostSyncWarning.remedy
             warning = HostSyncWarning(
                 "This line reads from the device in nearly every step, and each time the device "

@@ -63,7 +63,12 @@ from tpu_core.device.rng import (  # noqa: F401
     set_rng_state,
     set_rng_state_all,
 )
-from tpu_core.device.settings import precision, set_eager_mode
+from tpu_core.device.settings import (
+    get_sync_debug_mode,
+    precision,
+    set_eager_mode,
+    set_sync_debug_mode,
+)
 from tpu_core.device.streams import (
     Event,
     Stream,
@@ -93,6 +98,7 @@ __all__ = [
     "get_device_properties",
     "get_rng_state",
     "get_rng_state_all",
+    "get_sync_debug_mode",
     "init",
     "initial_seed",
     "is_available",
@@ -120,6 +126,7 @@ __all__ = [
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_sync_debug_mode",
     "stream",
     "synchronize",
 ]

@@ -19,6 +19,48 @@ def set_eager_mode(mode: str) -> AbstractContextManager[None]:
     return modes.using(mode)
 
 
+_SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def set_sync_debug_mode(debug_mode: int | str) -> None:
+    """Find the lines that wait for the device, as `torch.cuda.set_sync_debug_mode` does.
+
+    On the CPU platform ops run as programs from then on, as they would on a TPU: CPU kernels
+    (``TPU_TIERS``) have nothing to wait for.
+
+    Args:
+        debug_mode: ``"default"`` or 0: reads of values by the host are allowed; ``"warn"`` or 1:
+            each gives a `UserWarning` that names the line; ``"error"`` or 2: each raises a
+            `RuntimeError`.
+
+    Raises:
+        RuntimeError: Another mode.
+
+    Example:
+        >>> torch.tpu.set_sync_debug_mode("error")
+        >>> loss.item()
+        RuntimeError: called a synchronizing TPU operation: item(), float(), ...
+    """
+    level = _SYNC_DEBUG_MODES.get(debug_mode, -1) if isinstance(debug_mode, str) else debug_mode
+    if level not in _SYNC_DEBUG_MODES.values():
+        raise RuntimeError(
+            f"invalid value of debug_mode, {debug_mode!r}: expected one of `default`, `warn`, "
+            "`error`"
+        )
+    from tpu_core import host_reads, runtime, tiers
+
+    runtime.runtime()
+    host_reads.set_debug_level(level)
+    tiers.pin_to_programs(level > 0)
+
+
+def get_sync_debug_mode() -> int:
+    """The mode that `set_sync_debug_mode` has set, as a number: 0, 1 or 2."""
+    from tpu_core import host_reads
+
+    return host_reads.debug_level()
+
+
 @contextmanager
 def precision(name: str) -> Iterator[None]:
     """Override `torch.set_float32_matmul_precision` for a block of this thread.
