@@ -76,6 +76,25 @@ def first_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> di
     return {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, start)}
 
 
+def parameter_groups(state: Any) -> list[Any]:
+    """The groups of parameters of a module that ``fully_shard`` was called with."""
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: list[Any] = state._fsdp_param_groups
+        return groups
+    # torch 2.11: one at most.
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def functional_collective(name: str) -> Callable[..., Any]:
+    """Of ``torch.distributed``: "all_gather" or "reduce_scatter" of one tensor."""
+    from torch.distributed import _functional_collectives as collectives
+
+    # torch 2.11 has the second name alone.
+    found = getattr(collectives, f"{name}_single", None) or getattr(collectives, f"{name}_tensor")
+    collective: Callable[..., Any] = found
+    return collective
+
+
 def complete_meta_functions() -> None:
     """Register the meta functions that torch 2.11 lacks."""
     name = "_scaled_dot_product_fused_attention_overrideable_backward"

@@ -176,7 +176,11 @@ def _saturated(x: Any, dtype: np.dtype[Any], clip: Any) -> Any:
 
     XLA makes a NaN of what is out of range (c10/util/Float8_e4m3fn.h does not), as torch 2.11 does.
     """
-    if not FLOAT8_SATURATES or dtype != ml_dtypes.float8_e4m3fn or np.dtype(x.dtype) == ml_dtypes.float8_e4m3fnuz:
+    if (
+        not FLOAT8_SATURATES
+        or dtype != ml_dtypes.float8_e4m3fn
+        or np.dtype(x.dtype) == ml_dtypes.float8_e4m3fnuz
+    ):
         return x
     bound = x.dtype.type(448)
     return clip(x, -bound, bound)
