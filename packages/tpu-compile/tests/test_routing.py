@@ -26,7 +26,12 @@ def test_dynamo_is_not_imported_with_torch() -> None:
 def test_ours_is_the_default_and_registered() -> None:
     out = printed("""
         import torch
-        print(torch.compiler.get_default_backend(), "tpu" in torch.compiler.list_backends())
+        # torch 2.11 has it as the default of an argument.
+        named = getattr(torch.compiler, "get_default_backend", None)
+        print(
+            named() if named else torch.compile.__kwdefaults__["backend"],
+            "tpu" in torch.compiler.list_backends(),
+        )
         from torch._dynamo.device_interface import get_interface_for_device
         interface = get_interface_for_device("tpu")
         print(interface.__module__, interface.is_available(), interface.current_device())

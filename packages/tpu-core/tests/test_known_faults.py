@@ -54,7 +54,7 @@ def test_canaries_see_what_is_not_avoided(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "has"), [("0.10.1", False), ("0.10.2", True), ("0.11.1", True), ("0.12.0.1", False)]
+    ("version", "has"), [("0.10.1", False), ("0.10.2", True), ("0.11.0", True), ("0.11.1", False)]
 )
 def test_options_follow_the_release(monkeypatch, version, has):
     monkeypatch.setattr(known_faults, "installed", lambda name: version)

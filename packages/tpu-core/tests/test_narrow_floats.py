@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tpu_core.torch_compat import FLOAT8_SATURATES
+
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 BITS = torch.arange(-(2**15), 2**15).to(torch.int16)
 HALVES = BITS.view(torch.float16)
@@ -39,6 +41,9 @@ def test_every_value_becomes_the_float8_of_the_cpu(dtype):
 def test_float8_saturates_where_the_cpu_does():
     x = torch.tensor([500.0, 1e9, float("inf"), -float("inf"), float("nan")])
     y = x.to("tpu").to(torch.float8_e4m3fn).cpu()
+    if not FLOAT8_SATURATES:  # torch 2.11
+        assert bool(y.float().isnan().all())
+        return
     assert y.float().tolist()[:4] == [448, 448, 448, -448] and bool(y.float()[4].isnan())
     out = torch.zeros(2, dtype=torch.float8_e4m3fn, device="tpu")
     out[:] = torch.tensor([600.0, -600.0], device="tpu")

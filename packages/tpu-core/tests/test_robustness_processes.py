@@ -196,6 +196,7 @@ def test_a_forked_child_leaves_the_lock_of_jax_garbage_alone():
 def test_a_forked_child_collects_nothing_of_the_parent():
     out = clean("""
         import gc, multiprocessing, os, torch
+        from tpu_core.collector import OF_PYTHON
 
         os.register_at_fork(after_in_child=gc.collect)  # called first, being registered first
         torch.ones(2, device="tpu").sum().item()
@@ -214,9 +215,9 @@ def test_a_forked_child_collects_nothing_of_the_parent():
         process.start()
         process.join()
         gc.collect()
-        print(gc.get_freeze_count())
+        print(gc.get_freeze_count() > OF_PYTHON)
     """)
-    assert out == "collected in the parent: True\n0\n"
+    assert out == "collected in the parent: True\nFalse\n"
 
 
 def test_a_plain_fork_keeps_the_warning_of_jax():

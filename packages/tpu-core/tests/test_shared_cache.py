@@ -287,15 +287,22 @@ class Slow(MemoryFileSystem):
         print("stored", flush=True)
 tier = SharedTier("memory://", timeout=60)
 tier._filesystem = AsyncFileSystemWrapper(Slow()), "/programs"
+if sys.argv[1] == "read":
+    assert tier.get("a") is None
 for key in "ab":
     tier.put(key, b"payload", {})
 print("end", flush=True)
 """
 
 
-def test_an_asynchronous_filesystem_still_works_at_the_end_of_a_process():
+@pytest.mark.parametrize("before", ["nothing", "read"])
+def test_an_asynchronous_filesystem_still_works_at_the_end_of_a_process(before):
     # It runs calls in threads of concurrent.futures, which refuses new ones in atexit's functions.
-    assert clean(ASYNCHRONOUS) == "end\nstored\nstored\n"
+    if before == "nothing" and sys.version_info[:2] == (3, 12):
+        pytest.skip("Python 3.12 starts no thread in a process that ends; a look-up has made one")
+    assert clean(f"import sys; sys.argv[1:] = [{before!r}]\n{ASYNCHRONOUS}") == (
+        "end\nstored\nstored\n"
+    )
 
 
 FORKED = """
@@ -313,7 +320,9 @@ release.set()
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_uploads():
-    assert clean(FORKED) == "3\n"  # a child that waited would have warned
+    # Python 3.12 warns of a fork where there are threads.
+    quiet = "-Wignore:This process:DeprecationWarning"
+    assert clean(FORKED, quiet) == "3\n"  # a child that waited would have warned
 
 
 def test_threads_may_share_a_tier(url, tmp_path):

@@ -32,7 +32,7 @@ def test_the_collector_runs_again_and_finds_the_users_cycles(block):
         assert not gc.isenabled()
     assert gc.isenabled()
     collector.resume()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= collector.OF_PYTHON
     alive = weakref.ref(cycle)
     del cycle
     gc.collect()
@@ -42,9 +42,9 @@ def test_the_collector_runs_again_and_finds_the_users_cycles(block):
 def test_what_is_there_at_the_start_is_looked_through_from_the_first_program_on():
     with collector.importing():
         pass
-    assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() > 10 * collector.OF_PYTHON + 1000
     assert (torch.arange(7.0, device="tpu") * 0.314159)[0].item() == 0
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= collector.OF_PYTHON
 
 
 @pytest.mark.parametrize("block", [collector.paused, collector.importing])

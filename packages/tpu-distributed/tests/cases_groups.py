@@ -53,6 +53,8 @@ def case_initialised_many_times() -> None:
 
 
 def case_split_group() -> None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        return  # torch 2.11 asks for the group's backend of CUDA
     # In PyTorch a default group that is bound to a device can be split.
     init_again(4, device_id=DEVICE)
     half = SIZE // 2

@@ -21,11 +21,9 @@ def load() -> None:
     torch._logging._internal.register_artifact(
         "tpu_graphs", "Graphs that torch.compile hands to device tpu.", visible=True
     )
-    prepared = dict(_PREPARED)
     if not torch_compat.HAS_DEFAULT_BACKEND:
         torch_compat.set_default_backend("tpu")
-        del prepared["torch._dynamo.backends.registry"]
-    when_imported(prepared)
+    when_imported(_PREPARED)
 
 
 def _set_interface(module: ModuleType) -> None:
@@ -33,15 +31,20 @@ def _set_interface(module: ModuleType) -> None:
     # registered before would be overwritten by it.
     from tpu_compile.interface import interface
 
-    vars(module)["TpuInterface"] = interface()
+    if hasattr(module, "TpuInterface"):
+        vars(module)["TpuInterface"] = interface()
+    else:  # torch 2.11 knows no interface of that name
+        module.register_interface_for_device("tpu", interface())
 
 
 def _set_default(module: ModuleType) -> None:
     from tpu_compile.backend import tpu
+    from tpu_core.torch_compat import HAS_DEFAULT_BACKEND
 
     # Dynamo loads the entry point at its first use, and two threads that do so at once fail.
     module.register_backend(tpu, name="tpu")
-    module.set_default_backend("tpu")
+    if HAS_DEFAULT_BACKEND:
+        module.set_default_backend("tpu")
 
 
 def _skip_our_code(module: ModuleType) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Python 3.12 counts its immortal objects, a few hundred, as frozen; to be dropped with it.
+OF_PYTHON = 1000 if sys.version_info[:2] == (3, 12) else 0
 _set_aside = 0  # objects that `importing` has frozen
 _frozen_to_fork = False
 
@@ -32,7 +35,7 @@ def importing() -> Iterator[None]:
     global _set_aside
     with paused():
         yield
-        if not gc.get_freeze_count():
+        if gc.get_freeze_count() <= OF_PYTHON:
             gc.freeze()
             _set_aside = gc.get_freeze_count()
 
@@ -61,7 +64,7 @@ def freeze_in_children() -> None:
 def _freeze_to_fork() -> None:
     global _frozen_to_fork
     resume()
-    if not gc.get_freeze_count():  # the user has frozen nothing, or another thread is forking
+    if gc.get_freeze_count() <= OF_PYTHON:  # the user has frozen nothing, no other thread forks
         gc.freeze()
         _frozen_to_fork = True
 

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 import typing_extensions  # PyTorch requires it
 
-from tpu_core import _C, collector, modes, platforms, synchronization, tiers, versions
+from tpu_core import (
+    _C,
+    collector,
+    modes,
+    platforms,
+    synchronization,
+    tiers,
+    torch_compat,
+    versions,
+)
 from tpu_core.config import config, on_reload
 from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
@@ -75,6 +84,7 @@ def initialize() -> Runtime:
         with collector.importing():
             _state = _start()
         _owner = os.getpid()
+    torch_compat.mark_started()
     return _state
 
 

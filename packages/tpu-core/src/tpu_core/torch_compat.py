@@ -4,7 +4,7 @@ and goes with it; that of the extension is ``csrc/torch_compat.h``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,29 @@ _MINOR = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 # Dynamo hands modules to functions that AOTAutograd traces, from torch 2.13 on at the latest.
 TRACES_WITH_MODULES = _MINOR >= (2, 13)
+# Numbers beyond the range of float8_e4m3fn are 448 or -448 from torch 2.13 on at the latest, and NaN
+# in torch 2.11.
+FLOAT8_SATURATES = _MINOR >= (2, 13)
 # torch 2.11 has the name of the default backend of `torch.compile` as the default of an argument.
 HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
+
+
+def name_profiler_activity(name: str) -> None:
+    """Give the profiler's activity of the device its name, as renaming does from torch 2.13 on."""
+    from torch._C._profiler import ProfilerActivity
+
+    if not hasattr(ProfilerActivity, name):  # torch 2.11
+        setattr(ProfilerActivity, name, ProfilerActivity.PrivateUse1)
+
+
+def mark_started() -> None:
+    """Have ``torch.accelerator.synchronize`` act, now that the device has started."""
+    if _MINOR >= (2, 13):
+        return
+    # torch 2.11: it does nothing until the device's module has been asked to start itself.
+    if not hasattr(torch.tpu, "_lazy_init"):
+        setattr(torch.tpu, "_lazy_init", lambda: None)  # noqa: B010 (not in the module's type)
+    torch.accelerator.current_device_index()
 
 
 def set_default_backend(name: str) -> None:
@@ -55,6 +76,25 @@ def first_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> di
     return {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, start)}
 
 
+def parameter_groups(state: Any) -> list[Any]:
+    """The groups of parameters of a module that ``fully_shard`` was called with."""
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: list[Any] = state._fsdp_param_groups
+        return groups
+    # torch 2.11: one at most.
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def functional_collective(name: str) -> Callable[..., Any]:
+    """Of ``torch.distributed``: "all_gather" or "reduce_scatter" of one tensor."""
+    from torch.distributed import _functional_collectives as collectives
+
+    # torch 2.11 has the second name alone.
+    found = getattr(collectives, f"{name}_single", None) or getattr(collectives, f"{name}_tensor")
+    collective: Callable[..., Any] = found
+    return collective
+
+
 def complete_meta_functions() -> None:
     """Register the meta functions that torch 2.11 lacks."""
     name = "_scaled_dot_product_fused_attention_overrideable_backward"
@@ -67,6 +107,29 @@ def complete_meta_functions() -> None:
 
     _LIBRARIES.append(library := torch.library.Library("aten", "IMPL", "Meta"))
     library.impl(name, gradients)
+
+
+def stricter_meta_functions() -> dict[str, Callable[..., Any]]:
+    """Meta functions, by overload, that check what those of torch 2.11 let through."""
+    if _MINOR >= (2, 13):
+        return {}
+
+    def embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
+        right = indices.dtype in (torch.int64, torch.int32)
+        torch._check(right, lambda: f"Indices of an embedding are not {indices.dtype}")
+        return torch.ops.aten.embedding.default(weight, indices)
+
+    def weight_int8pack_mm(
+        x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
+    ) -> torch.Tensor:
+        fits = weight.size(1) == x.size(1) and scales.shape == weight.shape[:1]
+        torch._check(fits, lambda: f"{x.shape} by {weight.shape} with {scales.shape}")
+        return torch.ops.aten._weight_int8pack_mm.default(x, weight, scales)
+
+    return {
+        "aten.embedding.default": embedding,
+        "aten._weight_int8pack_mm.default": weight_int8pack_mm,
+    }
 
 
 # Registrations end with their library objects.

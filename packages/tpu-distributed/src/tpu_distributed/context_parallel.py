@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tpu_core.torch_compat import functional_collective
 from tpu_distributed import ring_attention
 
 # Of `[batch, heads, sequence, features]`.
@@ -77,7 +78,7 @@ def _backward(args: tuple[Any, ...], kwargs: dict[str, Any], balanced: bool) -> 
         None
         if grad is None
         else collectives.wait_tensor(
-            collectives.reduce_scatter_single(grad, "sum", _SEQUENCE, (mesh, 0))
+            functional_collective("reduce_scatter")(grad, "sum", _SEQUENCE, (mesh, 0))
         )
         for grad in of_all
     ]
@@ -148,7 +149,7 @@ def _gathered(part: Any) -> torch.Tensor:
     from torch.distributed import _functional_collectives as collectives
 
     local = part.to_local().contiguous()
-    whole = collectives.all_gather_single(local, _SEQUENCE, (part.device_mesh, 0))
+    whole = functional_collective("all_gather")(local, _SEQUENCE, (part.device_mesh, 0))
     return collectives.wait_tensor(whole)
 
 

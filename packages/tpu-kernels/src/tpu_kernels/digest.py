@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from tpu_core.pjrt import jax_compat
+
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -29,12 +31,14 @@ def digest(traced: ClosedJaxpr) -> str:
 class _Writer:
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
+        self.scopes: list[dict[Any, int]] = []  # of the functions around, the outermost first
 
     def text(self, text: str) -> None:
         self.hash.update(f"{len(text)}:{text}".encode())
 
     def jaxpr(self, jaxpr: Jaxpr) -> None:
         names: dict[Any, int] = {}
+        self.scopes.append(names)
 
         def define(variables: Any) -> None:
             for v in variables:
@@ -56,6 +60,18 @@ class _Writer:
             self.value(eqn.params)
             define(eqn.outvars)
         use(jaxpr.outvars)
+        self.scopes.pop()
+
+    def outer(self, variable: Any) -> str:
+        """Which variable of the functions around is meant.
+
+        Raises:
+            LookupError: It is none of theirs.
+        """
+        for depth, names in enumerate(self.scopes):
+            if variable in names:
+                return f"%{depth}.{names[variable]}"
+        raise LookupError(f"{variable} is of no function around")
 
     def value(self, value: Any) -> None:
         """What a parameter holds; only contents count, so addresses are left out."""
@@ -73,6 +89,8 @@ class _Writer:
                 self.value(item)
         elif isinstance(value, (set, frozenset)):
             self.value(sorted(_ADDRESS.sub("", repr(v)) for v in value))
+        elif (variable := jax_compat.variable_of(value)) is not None:
+            self.text(self.outer(variable))
         elif _is_array(value):
             array = np.asarray(value)
             self.text(f"{array.dtype}{array.shape}")

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.utils import _apply_to_tensors
 from torch.nn import Module
 from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tpu_compile.aot import divided
 from tpu_compile.aot.resharding import Resharding
 from tpu_compile.aot.sharding import Spec, axis_names, names_of, placed
+from tpu_core import torch_compat
 from tpu_core.errors import MeshError
 
 # Mesh of the module whose hook runs: a redistribution says placements alone.
@@ -100,7 +102,7 @@ class FullyShard:
         for number, state in enumerate(self._states):
             # The first module to run, the root, keeps its parameters unless it is told not to.
             keeps = state._auto_reshard_after_forward and model in state._modules
-            for group in state._fsdp_param_groups:
+            for group in torch_compat.parameter_groups(state):
                 again = group.post_forward_mesh_info is not None and not keeps
                 if again:
                     self._groups.update((id(m), number) for m in state._modules)
@@ -177,11 +179,14 @@ def _states(model: Module) -> list[Any]:
 def _without_communication(state: Any) -> Iterator[None]:
     """The modules of a state with hooks that convert inputs and outputs, and do nothing else."""
 
+    policy = state._mp_policy
+
     def before(_: Module, args: Any, kwargs: Any) -> Any:
-        return state._cast_forward_inputs(args, kwargs)
+        dtype = policy.param_dtype if policy.cast_forward_inputs else None
+        return _floats_as(dtype, args), _floats_as(dtype, kwargs)
 
     def after(_: Module, args: Any, output: Any) -> Any:
-        return state._cast_output_dtype(output)
+        return _floats_as(policy.output_dtype, output)
 
     with ExitStack() as stack:
         for module in state._modules:
@@ -195,6 +200,12 @@ def _without_communication(state: Any) -> Iterator[None]:
             for handle in handles:
                 stack.callback(handle.remove)
         yield
+
+
+def _floats_as(dtype: torch.dtype | None, values: Any) -> Any:
+    if dtype is None:
+        return values
+    return _apply_to_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, values)
 
 
 def _calls(hook: Callable[..., Any], state: Any) -> bool:

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from tpu_core.torch_compat import HALF_COMPLEX
+from tpu_core.torch_compat import FLOAT8_SATURATES, HALF_COMPLEX
 
 _PAIRS: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
@@ -174,9 +174,13 @@ def _is_narrow_float(dtype: np.dtype[Any]) -> bool:
 def _saturated(x: Any, dtype: np.dtype[Any], clip: Any) -> Any:
     """``x`` within the range of the one dtype that has no infinity and in which PyTorch saturates.
 
-    XLA makes a NaN of what is out of range (c10/util/Float8_e4m3fn.h does not).
+    XLA makes a NaN of what is out of range (c10/util/Float8_e4m3fn.h does not), as torch 2.11 does.
     """
-    if dtype != ml_dtypes.float8_e4m3fn or np.dtype(x.dtype) == ml_dtypes.float8_e4m3fnuz:
+    if (
+        not FLOAT8_SATURATES
+        or dtype != ml_dtypes.float8_e4m3fn
+        or np.dtype(x.dtype) == ml_dtypes.float8_e4m3fnuz
+    ):
         return x
     bound = x.dtype.type(448)
     return clip(x, -bound, bound)

@@ -39,6 +39,10 @@ def told() -> Iterator[None]:
         ) from error
 
 
+# The libtpu of jax 0.11 names the kernel's module and HLO op there.
+_REFUSED = re.compile(r"Mosaic failed to compile TPU kernel(?: with [^\n]*?`)?: ")
+
+
 def refused(message: str) -> KernelCompilationError | None:
     """The error for libtpu's message; None where no kernel is to blame."""
     too_much = _TOO_MUCH.search(message)
@@ -48,9 +52,10 @@ def refused(message: str) -> KernelCompilationError | None:
             values={"it needs": too_much[1], "limit": too_much[2], **_name(message)},
             remedy=_SMALLER,
         )
-    _, found, text = message.partition("Mosaic failed to compile TPU kernel: ")
+    found = _REFUSED.search(message)
     if not found:
         return None
+    text = message[found.end() :]
     place = _PLACE.search(text)
     return KernelCompilationError(
         f"Mosaic does not compile a kernel: {text.split(chr(10), maxsplit=1)[0].strip()}",

@@ -5,8 +5,9 @@ goes with it; the faults of releases are in `tpu_core.pjrt.known_faults`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from jax.core import Tracer
 from jax.extend.core import JaxprEqn
 
 T = TypeVar("T")
@@ -21,3 +22,11 @@ def parts_of_scan(scan: JaxprEqn, operands: Sequence[T]) -> tuple[list[T], list[
         return list(operands[:first]), list(operands[first:then]), list(operands[then:])
     consts, carry, xs = map(list, params["ft_in"].update(operands).unpack())
     return consts, carry, xs
+
+
+def variable_of(value: Any) -> Any | None:
+    """The variable of a function around that a constant of one of its inner functions stands for.
+
+    None where it is a constant indeed, as they all are in jax 0.10.
+    """
+    return getattr(value, "val", None) if isinstance(value, Tracer) else None

@@ -62,7 +62,7 @@ FAULTS = (
         "A product of two float32 tensors of 7 or more dims, summed over one of them, ends the "
         "process (SIGSEGV) or never ends.",
         "jaxlib",
-        ">=0.10.2,<0.12",
+        ">=0.10.2,<0.11.1",
         "cpu",
         _OPTION,
         ("jax-ml/jax#39257", "jax-ml/jax#40412"),
@@ -73,7 +73,7 @@ FAULTS = (
         "A batched matrix-vector product followed by a reduction is wrong in its last rows where "
         "there are more than 32,768 (float32) or 16,384 (float64).",
         "jaxlib",
-        ">=0.10.2,<0.12",
+        ">=0.10.2,<0.11.1",
         "cpu",
         _OPTION,
         ("jax-ml/jax#39103",),

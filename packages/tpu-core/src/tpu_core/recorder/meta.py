@@ -397,4 +397,5 @@ _SPECIAL = {
     "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "tpu.arange_.default": lambda self, start, step: self,
     "tpu.recompute.default": _like(0),
+    **torch_compat.stricter_meta_functions(),
 }
