@@ -130,6 +130,10 @@ def _contributed() -> dict[str, EntryPoint]:
     return {e.name: e for e in entry_points(group="tpu_core.device_modules")}
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_contributed(), "eager_mode"})
+
+
 def __getattr__(name: str) -> Any:
     if name == "_initialized":  # torch.utils.checkpoint saves random state only if this is true
         return is_initialized()
