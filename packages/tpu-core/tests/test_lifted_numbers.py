@@ -10,7 +10,7 @@ import torch
 
 from storage_tools import WHOLE, programs
 from tpu_core import modes
-from tpu_core.recorder.describe import alike
+from tpu_core.recorder.op_schema import alike
 
 INPUTS = [torch.linspace(-1, 1, n) for n in (4, 4, 6)]
 

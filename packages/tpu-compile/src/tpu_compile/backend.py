@@ -39,7 +39,7 @@ def tpu(
     from tpu_compile.compilers import compile_backward, compile_forward, compile_inference
     from tpu_compile.graph_losses import leave_out_logits
     from tpu_compile.graphs import decompositions
-    from tpu_compile.input_writes import replaces_storages
+    from tpu_compile.mutations import replaces_storages
 
     leave_out_logits(model)
     with_autograd = aot_autograd(

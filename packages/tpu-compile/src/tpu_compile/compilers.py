@@ -10,9 +10,9 @@ from torch.fx import GraphModule
 
 from tpu_compile import reports
 from tpu_compile.aliasing import Boxed, compile_apart
+from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import compile_graph
-from tpu_compile.input_writes import compile_writing
-from tpu_compile.lookup import outputs
+from tpu_compile.mutations import compile_writing
 from tpu_compile.updates import mark_updates
 
 

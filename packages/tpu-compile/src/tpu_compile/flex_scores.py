@@ -16,7 +16,7 @@ from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.registry import lowering
 
 if TYPE_CHECKING:
-    from tpu_compile.control_flow import Call
+    from tpu_compile.control_flow import HigherOrderCall
 
 Indices = Sequence[Any]
 """Positions in batch, heads, queries and keys: a vector each."""
@@ -35,7 +35,7 @@ class ScoreGraphs:
             their gradients.
     """
 
-    call: Call
+    call: HigherOrderCall
     score_mod: GraphModule
     mask_mod: GraphModule
     score_buffers: Sequence[Any]

@@ -198,7 +198,7 @@ def _exact(value: Any) -> Any:
 
 
 def _check(layers: Sequence[nn.Module], may_differ: Collection[str]) -> None:
-    from tpu_compile.equal_layers import check_equal
+    from tpu_compile.layer_check import check_equal
 
     check_equal(layers, may_differ)
 

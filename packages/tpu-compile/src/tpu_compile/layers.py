@@ -21,12 +21,12 @@ from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_compile.draws import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.evaluate import call
+from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import decompositions
 from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
-from tpu_compile.lookup import outputs
+from tpu_compile.rng import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.sizes import Sizes
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import register

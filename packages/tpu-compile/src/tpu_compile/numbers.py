@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_compile.lookup import lowering_of
+from tpu_compile.fx_utils import lowering_of
 from tpu_compile.sizes import SYMBOLIC, is_known
 
 _ARITHMETIC = {

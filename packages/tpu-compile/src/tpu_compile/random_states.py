@@ -15,7 +15,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from tpu_compile.draws import STATE
+from tpu_compile.rng import STATE
 
 _SAVES = torch.ops.higher_order.run_and_save_rng_state
 _RESTORES = torch.ops.higher_order.run_with_rng_state

@@ -36,7 +36,7 @@ def load() -> None:
         return
     torch.utils.rename_privateuse1_backend("tpu")
     if (problem := _extension_problem()) is not None:
-        from tpu_core.absent import register_absent_module
+        from tpu_core.stub_module import register_absent_module
 
         register_absent_module(*problem)
         return
@@ -49,7 +49,7 @@ def load() -> None:
 
 
 def _stand_down(why: str) -> None:
-    from tpu_core.absent import stand_down
+    from tpu_core.stub_module import stand_down
 
     stand_down(why)
 

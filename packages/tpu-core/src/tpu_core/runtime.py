@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import typing_extensions  # PyTorch requires it
 
-from tpu_core import _C, collector, modes, platforms, synchronization, tiers, versions
+from tpu_core import _C, gc_control, modes, platforms, synchronization, tiers, versions
 from tpu_core.config import config, on_reload
 from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
@@ -72,7 +72,7 @@ def initialize() -> Runtime:
             return _state
         # Importing jax makes a million objects; looking for garbage among them takes a quarter of
         # the start.
-        with collector.importing():
+        with gc_control.importing():
             _state = _start()
         _owner = os.getpid()
     return _state
@@ -89,12 +89,12 @@ def _start() -> Runtime:
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import garbage
-    from tpu_core.recorder import variants
+    from tpu_core.recorder import functional_variants
 
     logs.configure()
     client = pjrt.start()
     garbage.keep_signals_out()
-    collector.freeze_in_children()
+    gc_control.freeze_in_children()
     _keep_workers_quiet()
     lowering.load()
     store = open_store(config())
@@ -104,7 +104,7 @@ def _start() -> Runtime:
     # Working them out takes a fifth of the start.
     overloads = remembered_names(
         store,
-        variants.recorded_overloads,
+        functional_variants.recorded_overloads,
         versions=programs.source_versions(),
         lowerings=" ".join(entry.op for entry in REGISTRY),
     )
@@ -132,21 +132,21 @@ def _choose_tiers() -> None:
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
     from tpu_core import host_reads, interruptible, memory_limit
-    from tpu_core.compiler import new_state, programs
+    from tpu_core.compiler import programs, state_init
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
-    from tpu_core.recorder import describe, miss
+    from tpu_core.recorder import op_schema, signature
 
     devices = client.devices
     callbacks = {
-        "describe": describe.describe,
-        "miss": miss.miss,
+        "describe": op_schema.describe,
+        "miss": signature.new_signature,
         "jax_settings": jax_settings.code,
         "compile": builder.build,
         "program_due": builder.due,
-        "new_state": new_state.of_export,
-        "resume_collector": collector.resume,
+        "new_state": state_init.of_export,
+        "resume_collector": gc_control.resume,
         "check_memory": memory_limit.check_program,
         "check_allocation": memory_limit.check_allocation,
         "wait_for": interruptible.wait_for,

@@ -17,9 +17,9 @@ import numpy as np
 from tpu_core.config import config
 from tpu_core.errors import ProcessGroupError
 from tpu_core.pjrt.client import Loaded
-from tpu_distributed.control import Control
-from tpu_distributed.flights.recorder import Record
-from tpu_distributed.programs import OnDevices
+from tpu_distributed.executors import OnDevices
+from tpu_distributed.flight_recorder.recorder import Record
+from tpu_distributed.rendezvous import Rendezvous
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -37,7 +37,7 @@ class World:
         devices: Theirs, by rank.
     """
 
-    control: Control
+    control: Rendezvous
     devices: Sequence[Any]
 
 
@@ -60,7 +60,7 @@ class _Current:
     world: World | None = None
 
 
-def entered(control: Control, devices: Sequence[Any]) -> None:
+def entered(control: Rendezvous, devices: Sequence[Any]) -> None:
     """Take note of the default group."""
     _Current.world = World(control, devices)
 

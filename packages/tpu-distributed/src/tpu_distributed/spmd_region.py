@@ -58,7 +58,7 @@ class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
         global _depth
         _depth -= 1
         if _depth == 0 and error is None:
-            from tpu_distributed.recorded import run_recorded
+            from tpu_distributed.traced_collectives import run_recorded
 
             # Other ranks wait for it; this one may do something else for long.
             run_recorded()
@@ -70,7 +70,7 @@ def records(group: Group) -> bool:
     if not _depth or _differed or group.size == 1 or group.whole:
         return False  # a program of all chips has the collectives of other groups, too
     if _last not in (None, group.control.label):
-        from tpu_distributed.recorded import run_recorded
+        from tpu_distributed.traced_collectives import run_recorded
 
         run_recorded()
     _last = group.control.label

@@ -10,13 +10,13 @@ import torch
 
 from tpu_core import _C
 from tpu_core.xla_status import map_xla_error
-from tpu_distributed.control import Control
-from tpu_distributed.flights.recorder import RECORDER, Record
-from tpu_distributed.programs import Carrier
-from tpu_distributed.sending import SENDER
+from tpu_distributed.dispatcher import SENDER
+from tpu_distributed.executors import CollectiveExecutor
+from tpu_distributed.flight_recorder.recorder import RECORDER, Record
+from tpu_distributed.rendezvous import Rendezvous
 
 
-class Issued:
+class CompletedWork:
     """Something of which nothing is left to wait for.
 
     Args:
@@ -62,7 +62,7 @@ class Read(Protocol):
         """Let go of it."""
 
 
-class Collective(Issued):
+class Collective(CompletedWork):
     """A collective that is sent to the device when its turn has come.
 
     Args:
@@ -80,8 +80,8 @@ class Collective(Issued):
         self,
         tensors: Sequence[torch.Tensor],
         record: Record,
-        control: Control,
-        carrier: Carrier,
+        control: Rendezvous,
+        carrier: CollectiveExecutor,
         operands: Sequence[Read],
         promises: Sequence[_C.Promise],
         agrees: bool,
@@ -170,7 +170,7 @@ class Collective(Issued):
         return None
 
 
-class Sent(Issued):
+class Sent(CompletedWork):
     """A message on its way.
 
     Args:
@@ -182,7 +182,12 @@ class Sent(Issued):
     """
 
     def __init__(
-        self, work: Any, host: torch.Tensor, tensor: torch.Tensor, control: Control, record: Record
+        self,
+        work: Any,
+        host: torch.Tensor,
+        tensor: torch.Tensor,
+        control: Rendezvous,
+        record: Record,
     ) -> None:
         super().__init__([tensor])
         self._work, self._host, self._control, self._record = work, host, control, record
@@ -233,10 +238,10 @@ class Received(Sent):
         return int(self._work._source_rank())
 
 
-class Several(Issued):
+class CoalescedWork(CompletedWork):
     """Works that were issued between ``start_coalescing`` and ``end_coalescing``."""
 
-    def __init__(self, works: Sequence[Issued]) -> None:
+    def __init__(self, works: Sequence[CompletedWork]) -> None:
         super().__init__([t for work in works for t in work.result()])
         self._works = works
 

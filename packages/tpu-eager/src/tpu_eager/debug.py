@@ -15,7 +15,7 @@ from tpu_core.errors import NonFiniteError
 from tpu_core.metrics import METRICS
 from tpu_core.modes import Mode
 from tpu_core.pjrt.client import fetch
-from tpu_core.recorder.calls import call_of_last
+from tpu_core.recorder.host_replay import call_of_last
 from tpu_eager.indices import check_indices
 
 

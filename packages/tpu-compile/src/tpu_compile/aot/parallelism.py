@@ -23,7 +23,7 @@ from torch.nn import Module
 from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from tpu_compile.aot import divided
+from tpu_compile.aot import sharding_ops
 from tpu_compile.aot.resharding import Resharding
 from tpu_compile.aot.sharding import Spec, axis_names, names_of, placed
 from tpu_core.errors import MeshError
@@ -150,8 +150,8 @@ class FullyShard:
         for name, use, spec in uses:
             whole = tuple(tuple(a for a in names_of(axes) if a != use.axis) for axes in spec)
             value = table[name] if use.dtype is None else table[name].to(use.dtype)
-            division = divided.closed(whole)
-            table[name] = divided.divide(value, division, divided.closed(spec))
+            division = sharding_ops.closed(whole)
+            table[name] = sharding_ops.divide(value, division, sharding_ops.closed(spec))
             if use.group is not None:
                 self._resharding.gathered(table[name], value, division, use.group)
 
@@ -281,7 +281,7 @@ def _annotated(x: torch.Tensor, device_mesh: Any, placements: Any) -> torch.Tens
     spec = placed("an activation", by_axis, x.dim())
     dims = tuple(names_of(axes) for axes in spec)
     used = {axis for axes in dims for axis in axes}
-    forward = divided.Division(dims, tuple(a for a in by_axis if a not in used))
+    forward = sharding_ops.TensorSharding(dims, tuple(a for a in by_axis if a not in used))
     # What is whole is often a sum of gradients, which XLA had better scatter where it is divided.
-    backward = divided.Division(dims) if used else None
-    return divided.divide(x, forward, backward)
+    backward = sharding_ops.TensorSharding(dims) if used else None
+    return sharding_ops.divide(x, forward, backward)

@@ -94,7 +94,7 @@ def is_registered(name: str) -> bool:
         name: An overload of any variant, ``aten.add_.Tensor``.
     """
     from tpu_core import lowering
-    from tpu_core.recorder.variants import has_own_kernel, lowering_of, overload_of
+    from tpu_core.recorder.functional_variants import has_own_kernel, lowering_of, overload_of
 
     lowering.load()
     try:

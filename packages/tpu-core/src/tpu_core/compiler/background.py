@@ -17,11 +17,11 @@ from enum import Enum, auto
 from typing import Any
 
 from tpu_core.compiler.segment import LiftedNumber, Node, Segment
-from tpu_core.compiler.worker import Job, Result
+from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import Workers
 from tpu_core.errors import BackgroundCompileWarning
 from tpu_core.metrics import METRICS
-from tpu_core.padding.told import ops_of
+from tpu_core.padding.synthetic import ops_of
 
 logger = logging.getLogger("tpu_core")
 
@@ -120,7 +120,7 @@ class Background:
         key: str,
         missing: list[tuple[str, Node]],
         forbidden: bool,
-        job: Callable[[], Job],
+        job: Callable[[], CompileJob],
     ) -> bool:
         """Whether a segment that has no program runs in pieces this time.
 

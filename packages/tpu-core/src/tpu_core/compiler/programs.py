@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_core import _C, collector
+from tpu_core import _C, gc_control
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
@@ -29,7 +29,7 @@ from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Segment
 from tpu_core.compiler.spanning import spanning
-from tpu_core.compiler.worker import Job, Result
+from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
 from tpu_core.errors import RecompilationError, TpuError
@@ -163,7 +163,7 @@ class ProgramBuilder:
             lower = functools.partial(segments.lower, s)
             loaded = self.obtain(s, key, lower, s.outputs(), reason)
         self.remember(s)
-        collector.resume()
+        gc_control.resume()
         program = self.program(s, loaded, key)
         if missing is not None:
             program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])
@@ -190,11 +190,11 @@ class ProgramBuilder:
     def _runs_in_pieces(
         self, s: Segment, key: str, exported: dict[str, Any], missing: list[tuple[str, int]]
     ) -> bool:
-        def job() -> Job:
+        def job() -> CompileJob:
             if any(n.plan is not None and n.plan.compute.is_local for n in s.nodes):
-                return Job(None, segments.lower(s), s.device)
+                return CompileJob(None, segments.lower(s), s.device)
             numbers = [(n.pack, n.compiled_in, n.value) for n in s.numbers]
-            return Job({**exported, "numbers": numbers}, None, s.device)
+            return CompileJob({**exported, "numbers": numbers}, None, s.device)
 
         lacking = [(self.key(s, k, s.constants_of(node)), s.nodes[node]) for k, node in missing]
         return self.background.serves_in_pieces(s, key, lacking, bool(_forbidden), job)

@@ -21,11 +21,11 @@ _WASTE = 8  # the padding one part of so many,
 _MOST = 4  # and so many others of the family have a program of their own at most.
 
 
-class Recurring:
+class PromotionPolicy:
     """The sizes of one family that recur, and those that have a program of their own.
 
     Example:
-        >>> Recurring().waste([96], [128])
+        >>> PromotionPolicy().waste([96], [128])
         True
     """
 
@@ -48,7 +48,7 @@ class Recurring:
         """Whether runs in the larger bucket ``used`` have cost enough for a program of ``wanted``.
 
         Example:
-            >>> Recurring().outgrew((64,), (128,))
+            >>> PromotionPolicy().outgrew((64,), (128,))
             False
         """
         return self._wasted.get(wanted, 0.0) + _wasted(wanted, used) > WASTED_RUNS
@@ -85,7 +85,7 @@ class Counter:
     """Counts the runs of one size of a family."""
 
     def __init__(
-        self, family: Recurring, key: str, values: Sequence[int], buckets: Sequence[int]
+        self, family: PromotionPolicy, key: str, values: Sequence[int], buckets: Sequence[int]
     ) -> None:
         self._family, self._key = family, key
         self._values, self._buckets = values, buckets

@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core import collector
+from tpu_core import gc_control
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import noting
+from tpu_core.lowering.implementations import recording_selections
 from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
-from tpu_core.recorder.miss import dtype_of_code
 from tpu_core.recorder.plan import NodePlan
+from tpu_core.recorder.signature import dtype_of_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 continue
             operands = [values[i] for i in node.operands]
             try:
-                with jax.named_scope(node.label), noting() as uses:
+                with jax.named_scope(node.label), recording_selections() as uses:
                     results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
             except KernelRuleError as error:
                 raise error.at(node.line) from None
@@ -223,6 +223,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with collector.paused(), jax_settings.lowering(), kernel_errors.told():
+    with gc_control.paused(), jax_settings.lowering(), kernel_errors.told():
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))

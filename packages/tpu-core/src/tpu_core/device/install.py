@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import imports
+from tpu_core import import_hooks
 from tpu_core.device import sparse
 
 
@@ -23,7 +23,7 @@ def install() -> None:
     _settable_eager_mode()
     _hook_optimizers()
     sparse.refuse()
-    imports.finish_before_forks()
+    import_hooks.finish_before_forks()
 
 
 def _print_with_one_transfer() -> None:

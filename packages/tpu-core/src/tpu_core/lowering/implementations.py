@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from tpu_core import platforms
 from tpu_core.config import config
-from tpu_core.lowering.division import Division
+from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import Lowering
 
 GROUP = "tpu_core.kernels"
@@ -45,7 +45,7 @@ class Target:
     platform: str
     devices: int = 1
     kind: str | None = None
-    division: Division | None = None
+    division: OperandSharding | None = None
 
 
 class Kernel(Protocol):
@@ -72,7 +72,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class KernelSelection:
     """A call that an implementation of a kernel was chosen for.
 
     Attributes:
@@ -88,7 +88,7 @@ class Use:
 
 _target: ContextVar[Target | None] = ContextVar("tpu_lowering_target", default=None)
 _recorded: ContextVar[Choices | None] = ContextVar("tpu_recorded_choices", default=None)
-_uses: ContextVar[list[Use] | None] = ContextVar("tpu_uses_of_kernels", default=None)
+_uses: ContextVar[list[KernelSelection] | None] = ContextVar("tpu_uses_of_kernels", default=None)
 _of_process: Choices = ()
 
 
@@ -116,16 +116,16 @@ def lowering_for(target: Target) -> Iterator[None]:
 
 
 @contextmanager
-def noting() -> Iterator[list[Use]]:
+def recording_selections() -> Iterator[list[KernelSelection]]:
     """A list to which the uses of kernels in the block are added, for reports.
 
     Example:
-        >>> with noting() as uses:
+        >>> with recording_selections() as uses:
         ...     jax.jit(f).trace(x).lower()
         >>> uses
         [Use(kernel='attention', implementation='pallas', why='')]
     """
-    uses: list[Use] = []
+    uses: list[KernelSelection] = []
     token = _uses.set(uses)
     try:
         yield uses
@@ -133,7 +133,7 @@ def noting() -> Iterator[list[Use]]:
         _uses.reset(token)
 
 
-def note(use: Use) -> None:
+def note(use: KernelSelection) -> None:
     """Say which implementation was chosen; called by kernels."""
     if (uses := _uses.get()) is not None:
         uses.append(use)

@@ -11,14 +11,14 @@ import numpy as np
 
 from tpu_core.compiler.segment import LiftedNumber, Segment
 from tpu_core.padding.arrays import PaddedArray, on_host
-from tpu_core.padding.family import Family
+from tpu_core.padding.bucketed_program import BucketedProgram
 from tpu_core.pjrt import client as pjrt
 
 Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
 
 
 def differences(
-    family: Family, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
+    family: BucketedProgram, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
 ) -> str | None:
     """What a padded program computes otherwise than an exact one on the same input, or None.
 
@@ -56,7 +56,7 @@ def differences(
 
 
 def _leaks(
-    family: Family, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
+    family: BucketedProgram, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
 ) -> str | None:
     """What depends on the content of the padding, or None.
 
@@ -108,7 +108,7 @@ def _inputs(segment: Segment, arrays: list[Any]) -> list[np.ndarray[Any, Any]]:
     return [_repeated(np.asarray(on_host(a)), shape) for a, shape in zip(arrays, shapes)]
 
 
-def _numbers(family: Family, segment: Segment, device: Any) -> list[Any]:
+def _numbers(family: BucketedProgram, segment: Segment, device: Any) -> list[Any]:
     """The packed numbers of a recording, as the padded program takes them."""
     template = family.segment()
     numbers = [

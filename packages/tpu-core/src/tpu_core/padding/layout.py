@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.padding.sizes import Size, Unpaddable, static
+from tpu_core.padding.sizes import NotPaddableError, Size, static
 
 Dim = tuple[Size, ...]
 
@@ -172,7 +172,7 @@ class Space:
             return Padded(x.array, replaced(x.dims, axis, simple))
         merged = size or merge(dim)
         if merged is None:
-            raise Unpaddable("a dim merged from several that vary")
+            raise NotPaddableError("a dim merged from several that vary")
         index = jnp.arange(self.padded(merged), dtype=np.int32)
         array = jnp.take(x.array, self.memory_index(dim, index), axis=axis, mode="clip")
         return Padded(array, replaced(x.dims, axis, (merged,)))

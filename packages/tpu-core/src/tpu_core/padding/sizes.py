@@ -19,7 +19,7 @@ import numpy as np
 from tpu_core.config import config
 
 
-class Unpaddable(Exception):
+class NotPaddableError(Exception):
     """A segment cannot run on padded arrays; the text says why.
 
     Attributes:

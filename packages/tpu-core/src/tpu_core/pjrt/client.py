@@ -23,7 +23,7 @@ from jax._src.lax import lax as jax_lax
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import SingleDeviceSharding
 
-from tpu_core import lock_holders
+from tpu_core import libtpu_lock
 from tpu_core.config import config
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
@@ -81,11 +81,11 @@ def start() -> Client:
     try:
         devices = jax.local_devices(backend=platform.name)
     except RuntimeError as error:
-        lock = lock_holders.explain(str(error))
+        lock = libtpu_lock.explain(str(error))
         raise TpuNotAvailableError(
             f"Platform '{platform.name}' did not start: {error}",
             values={"chosen by": platform.reason, **lock},
-            remedy=lock_holders.REMEDY if lock else None,
+            remedy=libtpu_lock.REMEDY if lock else None,
         ) from error
     wanted = config().num_devices
     if shares_machine:

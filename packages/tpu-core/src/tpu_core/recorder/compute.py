@@ -22,7 +22,7 @@ from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
 from tpu_core.recorder import decompose
-from tpu_core.recorder.variants import overload_name, overload_of
+from tpu_core.recorder.functional_variants import overload_name, overload_of
 
 
 class LoweringCompute:

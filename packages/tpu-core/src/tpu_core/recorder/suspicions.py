@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tpu_core.recorder.complaints import has_no_more, size_of
-from tpu_core.recorder.complaints import tensors as _tensors
-from tpu_core.recorder.variants import is_out_variant, overload_name, written_arguments
+from tpu_core.recorder.error_parity import has_no_more, size_of
+from tpu_core.recorder.error_parity import tensors as _tensors
+from tpu_core.recorder.functional_variants import is_out_variant, overload_name, written_arguments
 
 # A trial for the dtypes alone must not cost more than the step that it is in.
 _MOST_BYTES_FOR_DTYPES = 1 << 24
@@ -116,7 +116,7 @@ def _may_be_zero(divisor: Any) -> bool:
 
 def _out_of_bounds(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """Whether a number lies outside the bounds that PyTorch's kernel checks."""
-    from tpu_core.recorder.describe import bounds
+    from tpu_core.recorder.op_schema import bounds
 
     for place, least, most, other in bounds(op):
         number = args[place]

@@ -21,7 +21,7 @@ MEGASCALE_PORT = 8081
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchSpec:
     """The hosts of a program.
 
     Attributes:

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from tpu_kernels.ops.attention.arguments import of_backward, of_forward
 from tpu_kernels.ops.attention.flash import FLASH
-from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
-from tpu_kernels.ops.attention.plain import PLAIN
+from tpu_kernels.ops.attention.overloads import BACKWARD, FORWARD
+from tpu_kernels.ops.attention.reference import PLAIN
 from tpu_kernels.ops.registry import Op
 
 KERNEL = Op(

@@ -31,7 +31,7 @@ def _block(length: int, largest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockGrid:
     """A matrix of scores in blocks.
 
     Attributes:
@@ -47,7 +47,7 @@ class Blocks:
     is_causal: bool
 
     @classmethod
-    def of(cls, rows: int, columns: int, row_bytes: int, is_causal: bool) -> Blocks:
+    def of(cls, rows: int, columns: int, row_bytes: int, is_causal: bool) -> BlockGrid:
         """Blocks of a size that suits the lengths.
 
         Args:

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from tpu_kernels.ops.grouped_mm.arguments import of_call
 from tpu_kernels.ops.grouped_mm.megablox import MEGABLOX
-from tpu_kernels.ops.grouped_mm.names import GROUPED_MM
-from tpu_kernels.ops.grouped_mm.plain import PLAIN
+from tpu_kernels.ops.grouped_mm.overloads import GROUPED_MM
+from tpu_kernels.ops.grouped_mm.reference import PLAIN
 from tpu_kernels.ops.registry import Op
 
 KERNEL = Op(
