@@ -85,7 +85,7 @@ def _check_mode(mode: str | None) -> None:
 
 
 def _is_ours(model: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether a tensor of the graph is on the device: an input, or one that it makes."""
+    """Return whether a tensor of the graph is on the device: an input, or one that it makes."""
     for value in example_inputs:
         if isinstance(value, torch.Tensor) and value.device.type == "tpu":
             return True

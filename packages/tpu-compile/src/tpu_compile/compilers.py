@@ -1,4 +1,6 @@
-"""What AOTAutograd calls to compile the graphs of a function: for inference, forward, backward."""
+"""Compilers that AOTAutograd calls for the graphs of a function: for inference, forward,
+backward.
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def _stacked_while_loop(
     carried: Sequence[Any],
     others: Sequence[Any] = (),
 ) -> Results:
-    """What the loop carries after each round, in arrays with room for some, and their number.
+    """Values carried after each iteration, in arrays with room for some, and their number.
 
     Of a loop without rounds PyTorch keeps what it began with.
     """
@@ -217,7 +217,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
 
 
 def can_be_lowered(node: Node) -> bool:
-    """Whether a higher-order op has a lowering; that of its bodies' ops is another question."""
+    """Return whether a higher-order op has a lowering; that of its bodies' ops is another
+    question.
+    """
     # What draws random numbers for each score has no numbers in PyTorch's eager either.
     scores = (_HOPS.flex_attention, _HOPS.flex_attention_backward)
     return node.target in LOWERINGS and not (node.target in scores and is_random(node))

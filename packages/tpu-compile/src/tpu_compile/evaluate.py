@@ -24,7 +24,7 @@ from tpu_core.recorder.compute import GraphEvaluator, call_node
 
 
 def is_arithmetic(value: Any) -> bool:
-    """Whether a node's metadata is that of a number."""
+    """Return whether a node's metadata is that of a number."""
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
@@ -102,5 +102,5 @@ def evaluate(
 def call(
     module: GraphModule, arguments: Sequence[Any], sizes: Sizes, draws: Draws
 ) -> tuple[Any, ...]:
-    """What a graph returns; arguments as of `evaluate`."""
+    """Return values of a graph; arguments as of `evaluate`."""
     return tuple(_Evaluator(module, sizes, draws, {}).results(module, arguments))

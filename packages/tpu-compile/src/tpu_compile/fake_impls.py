@@ -1,4 +1,6 @@
-"""Fake tensors of device ``tpu``, for ops whose meta function in PyTorch is another device's."""
+"""Fake implementations for device ``tpu``, for ops whose meta function in PyTorch is another
+device's.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SCORE_QUERY = (((2,), (2,)), ((0, 1), (0, 1)))  # [B,H,M,N] x [B,H,M,E] -> [B,H,
 
 @dataclass(frozen=True)
 class BlockSparsity:
-    """Which tiles of scores there are.
+    """Tiles of scores that a block mask keeps.
 
     A row is one block of queries, of the sequences and heads that share an entry of the mask; rows
     are numbered with the block of queries last.

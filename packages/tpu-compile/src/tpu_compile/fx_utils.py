@@ -1,4 +1,4 @@
-"""What a node of a graph calls: its lowering, and the graphs that it is passed."""
+"""Targets of a graph's nodes: their lowerings, and the graphs that it is passed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def subgraphs(node: Node) -> list[GraphModule]:
 
 
 def outputs(module: GraphModule) -> list[Any]:
-    """What a graph returns: nodes, numbers and None."""
+    """Outputs of a graph: nodes, numbers and None."""
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     result = output.args[0]
     return list(result) if isinstance(result, (tuple, list)) else [result]

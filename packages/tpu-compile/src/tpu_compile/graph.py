@@ -59,7 +59,7 @@ class Graph:
         object.__setattr__(self, "ops", list(_ops(self.module)))
 
     def returned(self) -> list[Any]:
-        """What the program returns: fake tensors, and the numbers that it computes."""
+        """Outputs of the program: fake tensors, and the numbers that it computes."""
         return [r.meta["val"] for r, is_made in zip(self.results, self.made) if is_made]
 
     def values(self, numbers: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
@@ -67,7 +67,7 @@ class Graph:
         return self.symbols.values(numbers, shapes)
 
     def holds(self, values: Sequence[int]) -> bool:
-        """Whether the graph takes such values."""
+        """Return whether the graph takes such values."""
         return self.symbols.hold(self.symbols.sizes(values))
 
     def numbers(self, values: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Graphs with ops whose result has a size that no input tells: compiled in parts around these.
+"""Graph splitting around ops with data-dependent result sizes.
 
 ``nonzero`` and the like are ops of eager between the parts, which look at values on the host. The
 loop whose rounds are kept for backward is a program of its own, with room for a number of rounds:
@@ -63,7 +63,7 @@ class _Loop:
     programs: dict[int, Callable[..., Any]] = field(default_factory=dict)
 
     def run(self, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """What the loop has kept of each round, one behind the other."""
+        """Values kept of each iteration, stacked."""
         while True:
             if self.rounds not in self.programs:
                 self.programs[self.rounds] = self.compile(_loop_of(self, self.rounds))
@@ -115,7 +115,7 @@ class Parts:
     steps: list[Any]
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """What the graph returns."""
+        """Outputs of the graph."""
         inputs = self.module.graph.find_nodes(op="placeholder")
         values: dict[Node, Any] = dict(zip(inputs, arguments, strict=True))
         metas = [n.meta.get("val") for n in inputs]
@@ -209,7 +209,7 @@ def _is_element(node: Node) -> bool:
 
 
 def _is_of_host(node: Node) -> bool:
-    """Whether a node is a number that the host works out, or a check of one."""
+    """Return whether a node is a number that the host works out, or a check of one."""
     return node.target is CHECK or is_arithmetic(node.meta.get("val"))
 
 
@@ -235,7 +235,7 @@ def _given(node: Node) -> list[Node]:
 def _levels(
     module: GraphModule, breaks: AbstractSet[Node], known: AbstractSet[Any]
 ) -> dict[Node, int]:
-    """How many ops between parts a node has behind it."""
+    """Number of splitting ops that a node depends on."""
     level: dict[Node, int] = {}
     of_symbol: dict[Any, int] = dict.fromkeys(known, 0)
     for node in module.graph.nodes:

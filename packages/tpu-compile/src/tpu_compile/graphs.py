@@ -141,7 +141,7 @@ def _try(graph: Graph) -> None:
 
 
 def _has_only_tensors(graph: Graph) -> bool:
-    """Whether a graph is a function of tensors that gives tensors and constants."""
+    """Return whether a graph is a function of tensors that gives tensors and constants."""
     results = zip(graph.results, graph.made)
     plain = all(_is_tensor(r) if made else not isinstance(r, Node) for r, made in results)
     return plain and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
@@ -199,7 +199,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
-    """Whether the program returns a result: a tensor, or a number that it computes."""
+    """Return whether the program returns a result: a tensor, or a number that it computes."""
     if not isinstance(result, Node) or result.target is random_states.state_of:
         return False
     return _is_tensor(result) or not numbers.are_known(result.meta["val"], known)
@@ -247,7 +247,7 @@ def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
 
 
 def _is_plain(node: Any) -> bool:
-    """Whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
+    """Return whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
     value = node.meta["val"]
     return bool(value.is_contiguous() and value.storage_offset() == 0)
 

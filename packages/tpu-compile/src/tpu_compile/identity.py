@@ -1,4 +1,4 @@
-"""What the ops of a graph compute, where their names and arguments do not say it all."""
+"""Identity of what a graph's ops compute, where their names and arguments do not say it all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes of rows that change places: whole rows are shifted, and no slice is made.
+"""Lane permutations by shifts of whole rows, without slices.
 
 Rotary embeddings swap the halves of a row, ``cat((-x[..., n:], x[..., :n]), -1)``, or neighbours,
 and their gradient puts slices back between zeros. XLA writes each half of a TPU's row of 128 to
@@ -81,7 +81,7 @@ def _shifts(lanes: Lanes) -> set[int]:
 
 
 def _lanes_of(node: Node, shape: Any, depth: int) -> Moved | None:
-    """Where the lanes of a node come from, in the first tensor of a shape that leads to it."""
+    """Source of a node's lanes, in the first tensor of a shape that leads to it."""
     if node.meta["val"].shape == shape:
         return node, tuple(range(1, shape[-1] + 1))
     if not depth:
@@ -90,7 +90,7 @@ def _lanes_of(node: Node, shape: Any, depth: int) -> Moved | None:
 
 
 def _put_together(node: Node, shape: Any, depth: int) -> Moved | None:
-    """Where the lanes come from of a node that puts rows together of parts, or between zeros."""
+    """Source of the lanes of a node that concatenates or pads rows."""
     if node.target is _aten.cat.default:
         parts, dim = _arguments(node, 0)
         return _joined(parts, shape, depth, interleaved=False) if _is_of_last(node, dim) else None
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Node], shape: Any, depth: int, interleaved: bool) ->
 
 
 def _taken(node: Any, shape: Any, depth: int) -> Moved | None:
-    """Where the lanes come from of a node that takes some of another's, or their negatives."""
+    """Source of the lanes of a node that selects or negates another's."""
     if node.target is _aten.neg.default:
         found = _lanes_of(node.args[0], shape, depth - 1)
         return found and (found[0], tuple(-lane for lane in found[1]))
@@ -171,7 +171,7 @@ def _width(node: Node) -> int | None:
 
 
 def _is_of_last(node: Node, dim: Any) -> bool:
-    """Whether a dimension of a node's result is the last."""
+    """Return whether a dimension of a node's result is the last."""
     rank = node.meta["val"].dim()
     return bool(rank) and dim % rank == rank - 1
 
@@ -181,7 +181,7 @@ def _are_known(*places: Any) -> bool:
 
 
 def _merges_last(deep: Node, flat: Node) -> bool:
-    """Whether the last dimension of ``flat`` is the last two of ``deep``."""
+    """Return whether the last dimension of ``flat`` is the last two of ``deep``."""
     parts, whole = deep.meta["val"].shape, flat.meta["val"].shape
     static = len(parts) >= 2 and _are_known(*parts[-2:])
     return static and (*parts[:-2], parts[-2] * parts[-1]) == tuple(whole)
@@ -220,7 +220,9 @@ def _is_wide(factor: Any) -> bool:
 
 
 def _can_be_factored(rows: Node, lanes: Lanes) -> bool:
-    """Whether zeros in place of the factors' rows are zeros of the product: 0 times inf is none."""
+    """Return whether zeros in place of the factors' rows are zeros of the product: 0 times inf is
+    none.
+    """
     return not rows.kwargs and (all(lanes) or all(map(_is_wide, rows.args)))
 
 

@@ -1,4 +1,4 @@
-"""Finds in what the layers of a stack differ."""
+"""Check that the layers of a stack are equal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_equal(layers: Sequence[nn.Module], may_differ: Collection[str] = ()) -
 
 
 def _facts(layer: nn.Module, may_differ: Collection[str]) -> Iterator[tuple[str, str]]:
-    """What must be equal, by name."""
+    """Facts that must be equal, by name."""
     for path, module in layer.named_modules():
         prefix = f"{path}." if path else ""
         yield f"type of {path}" if path else "type", type(module).__qualname__

@@ -1,4 +1,4 @@
-"""Graphs that end with writes to their inputs, as AOTAutograd leaves them where ``x.data = y`` is.
+"""Input mutations at the end of graphs, as AOTAutograd leaves them where ``x.data = y`` is.
 
 The program computes what is written; the writes are ops of eager behind it, recorded in the same
 trace.
@@ -20,7 +20,9 @@ _COPY = torch.ops.aten.copy_.default
 
 
 def replaces_storages(module: GraphModule) -> bool:
-    """Whether a graph of Dynamo's gives a tensor another storage: ``set_``, or ``x.data = y``."""
+    """Return whether a graph of Dynamo's gives a tensor another storage: ``set_``, or ``x.data =
+    y``.
+    """
     return any(
         node.target is torch.Tensor.set_ or (node.op == "call_method" and node.target == "set_")
         for node in module.graph.nodes

@@ -1,4 +1,4 @@
-"""Random numbers of compiled graphs: which words each draw is keyed by.
+"""Random numbers of compiled graphs: the key of each draw.
 
 A random op of the graph itself takes the generator's next words, as it would in eager. Ops in the
 body of a loop or branch share the words of that loop or branch, since how often they run is not
@@ -71,7 +71,7 @@ class Derived:
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node draws random numbers; the body of a loop or branch may."""
+    """Return whether the node draws random numbers; the body of a loop or branch may."""
     if node.op != "call_function":
         return False
     entry = lowering_of(node.target)

@@ -85,7 +85,7 @@ class Bounded:
     passed: list[Node]
 
     def results(self, arguments: Sequence[Any], bound: Sizes) -> list[Any]:
-        """What ``module`` returns.
+        """Results of ``module``.
 
         Args:
             arguments: JAX values of its inputs, and numbers for sizes.
@@ -233,7 +233,7 @@ def _limit(size: torch.SymInt) -> int | None:
 
 
 def check_of(node: Node) -> Check | None:
-    """What a node checks; None where that is a constant."""
+    """Condition that a node checks; None where that is a constant."""
     condition, message = node.args[:2]
     if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
         return Check(condition.meta["val"], str(message), line_of(condition))
@@ -253,7 +253,7 @@ def _take_checks(module: GraphModule) -> list[Check]:
 
 
 def _follows(check: Check, makers: Sequence[Node], sizes: Sequence[torch.SymInt]) -> bool:
-    """Whether a check holds of whatever number of elements there are."""
+    """Return whether a check holds of whatever number of elements there are."""
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
     ranges = {}

@@ -1,4 +1,4 @@
-"""Which results of a graph are new values of its inputs, so that they take those inputs' memory."""
+"""Results of a graph that are new values of its inputs and reuse their memory."""
 
 from __future__ import annotations
 

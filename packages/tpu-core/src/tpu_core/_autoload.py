@@ -55,7 +55,7 @@ def _stand_down(why: str) -> None:
 
 
 def _extension_problem() -> tuple[str, str] | None:
-    """Why the built extension cannot be loaded into this torch and what to do, or None."""
+    """Problem and remedy if the built extension cannot be loaded into this torch, or None."""
     import torch
 
     from tpu_core import _extension

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from looking through all of torch and jax in the first step."""
+"""Control of Python's garbage collector, so that it skips torch and jax in the first step."""
 
 from __future__ import annotations
 

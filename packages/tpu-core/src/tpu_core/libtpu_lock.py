@@ -1,4 +1,4 @@
-"""Which process holds libtpu's lock of a machine's chips."""
+"""The process that holds libtpu's lock on a machine's chips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOCKFILE = re.compile(r"\S*libtpu_lockfile")
 
 
 def explain(text: str) -> dict[str, object]:
-    """What to add to an error of libtpu that is about its lock file.
+    """Addition to an error of libtpu about its lock file.
 
     Args:
         text: libtpu's message.

@@ -48,7 +48,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether the device was used in this process."""
+    """Return whether the device was used in this process."""
     return _state is not None and _owner == os.getpid()
 
 

@@ -1,4 +1,4 @@
-"""What stands in for the device where it cannot be registered: ``import torch`` still works."""
+"""Stub for the device where it cannot be registered: ``import torch`` still works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of torch. Each branch names the release it is for,
+"""Differences between the supported releases of torch. Each branch names the release it is for,
 and goes with it; that of the extension is ``csrc/torch_compat.h``.
 """
 
@@ -45,7 +45,7 @@ def inline_when_called(rules: Any, files: Collection[str]) -> None:
 
 
 def first_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
-    """What an optimizer has of a parameter before its first step."""
+    """Optimizer state of a parameter before the first step."""
     if not isinstance(optimizer, torch.optim.Adagrad):
         return {}
     if not torch.optim.Adagrad([torch.zeros(1)]).state:

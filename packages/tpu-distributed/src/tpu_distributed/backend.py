@@ -1,4 +1,4 @@
-"""What c10d calls to make a backend: the world first, then one group of it."""
+"""Factory of the c10d backend: the world first, then one group of it."""
 
 from __future__ import annotations
 

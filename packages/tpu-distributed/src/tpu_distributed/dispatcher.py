@@ -1,9 +1,9 @@
-"""Sends collectives to the device in the order of their calls, on a thread of its own.
+"""Dispatcher of collectives: a thread that issues them in call order.
 
 A collective must wait for the other ranks before it is sent, and small ones run in the thread that
-sends them. Who calls one need not wait for either: its results are promised, and ops that read them
-wait. The order is one for all groups of the process: a device enters collectives one by one, and
-two ranks that enter those of two groups in different order wait for each other for ever.
+sends them. A caller need not wait for either: its results are asynchronous values, and ops that
+read them wait. The order is one for all groups of the process: a device enters collectives one
+by one, and two ranks that enter those of two groups in different order deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXIT_SECONDS = 5.0
 
 
 class Dispatch(Protocol):
-    """What a `Sender` sends."""
+    """Interface of what a `Sender` dispatches."""
 
     is_sent: bool
 
@@ -38,7 +38,7 @@ class Dispatch(Protocol):
 
 
 class Sender:
-    """The thread, which runs while there are groups. Who waits for a job sends it itself."""
+    """The thread, which runs while there are groups. A waiting thread drains the queue."""
 
     def __init__(self) -> None:
         self._jobs: deque[Dispatch] = deque()
@@ -152,7 +152,7 @@ class Task(Generic[T]):
         return []
 
     def finish(self) -> T:
-        """What it returned, once it was called; raises what it raised."""
+        """Result of the function once it was called; raises its error."""
         SENDER.wait(self)
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""What carries a collective out once its turn has come: the devices, or on a CPU the host."""
+"""Collective executors: device or host."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _IN_PLACE_BYTES = 1 << 22
 
 
 class CollectiveExecutor(Protocol):
-    """Carries collectives of one kind and shape out."""
+    """Executor of collectives of one kind and shape."""
 
     def payload(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any] | None:
-        """What of the operands travels with the message by which the ranks agree."""
+        """Payload of the operands in the message of the preflight check."""
 
     def run(
         self,
@@ -106,7 +106,7 @@ class HostExecutor:
 
     @staticmethod
     def serves(reduction: Reduction, dtype: torch.dtype) -> bool:
-        """Whether hosts can do it, with the results that a device gives."""
+        """Return whether hosts can do it, with the results that a device gives."""
         if reduction.name == "AVG" or reduction.name == "PREMUL_SUM":
             return dtype in _REDUCED_BY_HOSTS and dtype.is_floating_point
         return dtype in _REDUCED_BY_HOSTS and reduction.on_host is not None

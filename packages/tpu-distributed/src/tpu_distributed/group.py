@@ -43,7 +43,7 @@ _ROOTED = frozenset({"reduce", "gather", "scatter"})
 
 
 class Group:
-    """What `tpu_core._C.make_backend` asks for each collective of c10d.
+    """Implementation of c10d's collectives for `tpu_core._C.make_backend`.
 
     Args:
         control: Agrees with the other ranks.
@@ -243,7 +243,7 @@ class Group:
     # The group itself.
 
     def start_coalescing(self) -> None:
-        """What is issued from now on is one work."""
+        """Start a group of collectives that become one Work."""
         self._coalesced = []
 
     def end_coalescing(self) -> CompletedWork:
@@ -252,7 +252,7 @@ class Group:
         return CoalescedWork(works)
 
     def sequence_number(self) -> int:
-        """How many collectives were called."""
+        """Number of collectives called."""
         return self.control.sequence
 
     def set_timeout(self, seconds: float | None) -> None:
@@ -495,7 +495,7 @@ class Group:
 
 
 def _key(call: CollectiveCall, inputs: Tensors, written: Tensors) -> Any:
-    """What a program is made for: ranks may want equal results in different shapes."""
+    """Key of a program: ranks may want equal results in different shapes."""
     return call, *[(x.shape, x.dtype) for x in inputs], *[x.shape for x in written]
 
 

@@ -1,4 +1,4 @@
-"""Says where the programs of ranks differ that were declared to be the same."""
+"""Report of differences between programs that ranks declared equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_MORE = "nothing more"
 def exchange(
     store: Any, key: str, rank: int, size: int, ops: Sequence[str]
 ) -> dict[int, list[str]]:
-    """What each rank runs, op by op; a rank that does not say is left out.
+    """Ops of each rank in order; a rank that does not answer is left out.
 
     Args:
         store: Of the group.

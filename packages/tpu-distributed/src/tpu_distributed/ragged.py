@@ -1,4 +1,4 @@
-"""Collectives whose parts differ in size from rank to rank: padded to the longest.
+"""Ragged collectives: parts of different sizes, padded to the longest.
 
 Every rank runs the same program, as a TPU wants it; what is beyond a part's end is cut off after.
 """

@@ -1,4 +1,4 @@
-"""What processes agree on before each collective, so that none hangs or takes others with it.
+"""Preflight check of collectives: ranks compare calls, so that none hangs.
 
 A collective that some rank does not enter cannot be called off once it runs, and one that two ranks
 call with different sizes ends their processes. So the ranks first exchange a few bytes over a
@@ -69,7 +69,7 @@ class CollectiveCall:
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether there is not an element in it."""
+        """True if there is not an element in it."""
         return all(0 in shape for shape, _ in self.values)
 
 
@@ -125,7 +125,7 @@ class Rendezvous:
 
     @property
     def payload_bytes(self) -> int:
-        """How much `agree` takes along from each rank."""
+        """Bytes that `agree` carries from each rank."""
         return min(_PAYLOAD_BYTES, _GATHERED_BYTES // self.size)
 
     def take_back(self, record: Record) -> None:
@@ -250,7 +250,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def errors(self, record: Record, timeout: float | None = None) -> Iterator[None]:
-        """What gloo and sockets raise in this block, as errors of this project.
+        """Translate errors of gloo and sockets in this block to errors of this project.
 
         Args:
             record: Of what is being done.
@@ -278,7 +278,7 @@ class Rendezvous:
         self.timeout = seconds
 
     def close(self) -> None:
-        """Drop the connection; who still waits for this rank gets a `PeerLostError`."""
+        """Drop the connection; ranks that still wait for this one get a `PeerLostError`."""
         for connections in (self._connections, self._ring):
             if connections is not None:
                 connections.close()

@@ -43,7 +43,7 @@ class World:
 
 @dataclass(frozen=True)
 class Whole:
-    """What a sub-group's programs span.
+    """Devices that a sub-group's programs span.
 
     Attributes:
         world: All chips.
@@ -66,7 +66,7 @@ def entered(control: Rendezvous, devices: Sequence[Any]) -> None:
 
 
 def whole_of(ranks: Sequence[int], position: int) -> Whole | None:
-    """What the programs of a sub-group span; None where that is its own devices.
+    """Devices that a sub-group's programs span; None where these are its own.
 
     Args:
         ranks: Of its processes in the default group.
@@ -79,7 +79,7 @@ def whole_of(ranks: Sequence[int], position: int) -> Whole | None:
 
 
 def must_span(devices: Sequence[Any]) -> bool:
-    """Whether programs for some of these devices are refused, or are to be taken to be.
+    """Return whether programs for some of these devices are refused, or are to be taken to be.
 
     Args:
         devices: JAX devices of all processes.
@@ -103,7 +103,7 @@ class OnWholeSlice:
     program: Callable[[Groups], Loaded]
 
     def payload(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """Which group this process is in, and where."""
+        """Group of this process and its place in it."""
         return np.array([self.whole.leader, self.whole.position], np.int64)
 
     def run(

@@ -1,4 +1,4 @@
-"""Programs with collectives in them, which the ranks of a group run together.
+"""SPMD programs: segments with collectives that the ranks of a group run together.
 
 Before one runs the ranks compare it. Where they differ, each goes on op by op: the collectives
 among the ops then are what they are outside of `spmd()`, agreed on one by one, so that ranks may
@@ -149,7 +149,7 @@ def described(segment: Segment) -> list[str]:
 
 
 def program_of(segment: Segment) -> Program | None:
-    """What `tpu_core.compiler.spanning` asks for."""
+    """Program of a segment for `tpu_core.compiler.spanning`."""
     nodes = [node for node in segment.nodes if node.name == NAME]
     agreement = _agreements.pop(segment.key, Agreement.ALL)
     if agreement is Agreement.NOTHING:

@@ -1,4 +1,4 @@
-"""Collectives as ops that are recorded, to become part of the program of what is around them."""
+"""Traced collectives: ops that become part of the surrounding program."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TracedCollective:
     """A collective as an op.
 
     Attributes:
-        call: What all ranks must agree on, where it is carried out by itself.
+        call: The call for the preflight check, where it is executed by itself.
         text: Its program.
         outputs: Shape and dtype of each result.
-        carrier: Gives what carries it out by itself.
+        carrier: Gives the executor for it by itself.
     """
 
     call: CollectiveCall
@@ -86,7 +86,7 @@ def record(
 
 
 def recorded_of(node: Node) -> TracedCollective:
-    """What a recorded op carries out."""
+    """The collective of a recorded op."""
     assert node.plan is not None
     return _RECORDED[node.plan.argument("program"), node.plan.argument("group")]
 

@@ -1,4 +1,4 @@
-"""What c10d's ``Work`` objects ask: whether a collective is done, and to wait for it."""
+"""The state behind c10d's ``Work`` objects: completion and waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpu_distributed.rendezvous import Rendezvous
 
 
 class CompletedWork:
-    """Something of which nothing is left to wait for.
+    """A completed Work.
 
     Args:
         tensors: Its results.
@@ -33,11 +33,11 @@ class CompletedWork:
         """Do what is needed for the tensors to be used by ops that are recorded from now on."""
 
     def is_completed(self) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device is done with it."""
         return True
 
     def exception(self) -> BaseException | None:
-        """Why it failed, once it is completed."""
+        """The error, once it is completed."""
         return None
 
     def result(self) -> list[torch.Tensor]:
@@ -50,13 +50,13 @@ class CompletedWork:
 
 
 class Read(Protocol):
-    """What a collective reads: a `tpu_core._C.Operand`, say."""
+    """An operand of a collective: a `tpu_core._C.Operand`, say."""
 
     def array(self) -> Any:
         """Its array, once it is computed."""
 
     def is_last_use(self) -> bool:
-        """Whether nothing else will read it."""
+        """Return whether nothing else will read it."""
 
     def release(self) -> None:
         """Let go of it."""
@@ -128,7 +128,7 @@ class Collective(CompletedWork):
 
     @property
     def arrays(self) -> list[Any]:
-        """What the device computes, once it is sent."""
+        """Arrays that the device computes, once it is sent."""
         return self._arrays
 
     def wait(self, timeout: float | None) -> None:
@@ -146,7 +146,7 @@ class Collective(CompletedWork):
             raise self._error
 
     def is_completed(self) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device is done with it."""
         if not self.is_sent:
             return False
         try:
@@ -155,7 +155,7 @@ class Collective(CompletedWork):
             return True
 
     def exception(self) -> BaseException | None:
-        """Why it failed, once it is completed."""
+        """The error, once it is completed."""
         if not self.is_completed():
             return None
         if self._error is not None:
@@ -216,11 +216,11 @@ class Sent(CompletedWork):
         self.wait(None)
 
     def is_completed(self) -> bool:
-        """Whether the message was passed on, or never will be."""
+        """Return whether the message was passed on, or never will be."""
         return self._done or self._error is not None or bool(self._work.is_completed())
 
     def exception(self) -> BaseException | None:
-        """Why it was not."""
+        """The error, or None."""
         return self._error
 
     def _finish(self) -> None:
@@ -239,7 +239,7 @@ class Received(Sent):
 
 
 class CoalescedWork(CompletedWork):
-    """Works that were issued between ``start_coalescing`` and ``end_coalescing``."""
+    """Coalesced works, issued between ``start_coalescing`` and ``end_coalescing``."""
 
     def __init__(self, works: Sequence[CompletedWork]) -> None:
         super().__init__([t for work in works for t in work.result()])
@@ -256,7 +256,7 @@ class CoalescedWork(CompletedWork):
             work.prepare_future()
 
     def is_completed(self) -> bool:
-        """Whether all are."""
+        """Return whether all are."""
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> BaseException | None:

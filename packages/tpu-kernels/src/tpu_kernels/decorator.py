@@ -71,7 +71,7 @@ class JaxOp:
         return self._traceable(*args, **kwargs)
 
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable[..., Sequence[jax.Array]]:
-        """What the op computes for arguments of these shapes, as it was traced.
+        """Traced function of the op for arguments of these shapes.
 
         Args:
             args, kwargs: As of a call, `jax.ShapeDtypeStruct` in place of tensors.

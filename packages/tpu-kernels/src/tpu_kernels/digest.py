@@ -58,7 +58,7 @@ class _Writer:
         use(jaxpr.outvars)
 
     def value(self, value: Any) -> None:
-        """What a parameter holds; only contents count, so addresses are left out."""
+        """Contents of a parameter; only these count, so addresses are left out."""
         self.text(type(value).__qualname__)
         if isinstance(value, ClosedJaxpr):
             self.value(list(value.consts))

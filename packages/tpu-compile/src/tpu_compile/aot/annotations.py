@@ -1,4 +1,6 @@
-"""What lowerings write into StableHLO beside the ops: shardings of values, names of modules."""
+"""StableHLO annotations that lowerings write beside the ops: shardings of values, names of
+modules.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def aot(
     remat: bool = False,
     progress: bool | Progress = False,
 ) -> Plan:
-    """Compile a model for TPUs that are not there, and say what it needs of them.
+    """Compile a model ahead of time for a TPU topology; report memory and cost.
 
     The model and its inputs may be on any device, ``meta`` included: no parameter is read, and none
     is made. Without ``loss``, ``optimizer`` and ``step`` its forward pass is compiled, with a loss

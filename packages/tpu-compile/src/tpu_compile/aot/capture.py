@@ -24,7 +24,7 @@ Loss = str | Callable[..., Any] | None
 
 @dataclass(frozen=True)
 class AotJob:
-    """What is compiled; see `tpu_compile.aot`."""
+    """The arguments of one ahead-of-time compile; see `tpu_compile.aot`."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
@@ -38,12 +38,12 @@ class AotJob:
 
     @property
     def trains(self) -> bool:
-        """Whether gradients are taken."""
+        """True if gradients are taken."""
         return self.loss is not None or self.optimizer is not None or self.step is not None
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
+        """Description in words."""
         if self.step is not None or self.optimizer is not None:
             return "training step"
         return "forward and backward" if self.trains else "forward"
@@ -253,7 +253,7 @@ def _named(results: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def _buffers_after(state: ModelState, own: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the buffers hold after the step; a model may also put other tensors in their place."""
+    """Contents of the buffers after the step; a model may also put other tensors in their place."""
     after = {}
     for name, buffer in state.model.named_buffers():
         place = state.owners[name]

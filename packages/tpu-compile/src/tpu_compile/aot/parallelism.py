@@ -67,7 +67,7 @@ def mesh_of(model: Module) -> dict[str, int] | None:
 
 @dataclass(frozen=True)
 class Gathered:
-    """How a parameter of a module under `fully_shard` is used.
+    """Use of a parameter of a module under `fully_shard`.
 
     Attributes:
         axis: Of the mesh, which divides the parameter where it is kept.
@@ -81,7 +81,7 @@ class Gathered:
 
 
 class FullyShard:
-    """What `fully_shard` has made of a model: parameters are gathered while their module runs.
+    """A model under `fully_shard`: parameters are gathered while their module runs.
 
     With ``reshard_after_forward`` they are gathered again for the backward pass. A number of
     devices to reshard to is taken as True.
@@ -198,13 +198,13 @@ def _without_communication(state: Any) -> Iterator[None]:
 
 
 def _calls(hook: Callable[..., Any], state: Any) -> bool:
-    """Whether a hook is a method of ``state``, or a function around one."""
+    """Return whether a hook is a method of ``state``, or a function around one."""
     held = [*_cells(hook).values(), hook]
     return any(getattr(value, "__self__", None) is state for value in held)
 
 
 def _cells(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function has from the scopes around it."""
+    """Closure variables of a function."""
     if not inspect.isfunction(function):
         return {}
     return dict(inspect.getclosurevars(function).nonlocals)

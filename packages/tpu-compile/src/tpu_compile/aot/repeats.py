@@ -26,7 +26,7 @@ from tpu_compile.aot.trace import fake_mode
 
 @dataclass
 class _Call:
-    """What is known of one call of a layer."""
+    """Record of one call of a layer."""
 
     name: str
     arguments: list[Any]

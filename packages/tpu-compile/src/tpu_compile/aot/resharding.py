@@ -20,7 +20,7 @@ from tpu_compile.aot import sharding_ops
 
 @dataclass(frozen=True)
 class _Gather:
-    """How a parameter was gathered: from what, to what, for which call of `fully_shard`."""
+    """Record of a gathered parameter: from what, to what, for which call of `fully_shard`."""
 
     gathered: torch.Tensor
     part: torch.Tensor

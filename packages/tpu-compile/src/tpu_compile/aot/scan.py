@@ -238,7 +238,7 @@ def _run(
 
 
 def draws(graph: GraphModule) -> bool:
-    """Whether a graph draws random numbers."""
+    """Return whether a graph draws random numbers."""
     return any(map(is_random, graph.graph.nodes))
 
 

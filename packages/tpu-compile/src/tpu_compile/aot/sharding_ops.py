@@ -1,4 +1,4 @@
-"""Ops that write into a graph how tensors and gradients are divided over the mesh, and when."""
+"""Graph ops that declare shardings of tensors and gradients, and when they apply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _libraries: list[torch.library.Library] = []  # an op ends with its library
 
 @dataclass(frozen=True)
 class TensorSharding:
-    """How a tensor is divided.
+    """Sharding of a tensor over a mesh.
 
     Attributes:
         dims: The axes that divide each dimension.
@@ -108,5 +108,7 @@ def _lower_behind(x: jax.Array, first: jax.Array) -> jax.Array:
 
 
 def is_open(node: Node) -> bool:
-    """Whether a node of a graph says how a tensor is divided, and leaves something to XLA."""
+    """Return whether a node of a graph says how a tensor is divided, and leaves something to
+    XLA.
+    """
     return str(node.target) == _NAME and not json.loads(str(node.args[1]))["is_closed"]

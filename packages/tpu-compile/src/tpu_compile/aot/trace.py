@@ -141,7 +141,7 @@ class Scopes:
         return hook
 
     def phase(self, name: str) -> None:
-        """What follows belongs to no module but to ``name``."""
+        """Attribute the ops that follow to ``name`` in place of a module."""
         self._set("", name)
 
 

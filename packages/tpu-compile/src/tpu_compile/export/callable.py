@@ -28,7 +28,7 @@ _PROGRAMS: dict[str, jax.export.Exported] = {}
 
 
 class LoadedProgram:
-    """What `load` returns: called as the module that was exported, on tensors on ``tpu``.
+    """Result of `load`: called as the module that was exported, on tensors on ``tpu``.
 
     Each call is recorded as one op, so that it runs in one program with the ops around it.
 

@@ -1,4 +1,4 @@
-"""``tpu ops``: what the registry of lowerings holds, and what it lacks."""
+"""``tpu ops``: list supported and unsupported ops."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _relative(location: str, folder: Path) -> str:
 
 
 def is_registered(name: str) -> bool:
-    """Whether an overload is a view, has a kernel in the extension, or has a lowering.
+    """Return whether an overload is a view, has a kernel in the extension, or has a lowering.
 
     Args:
         name: An overload of any variant, ``aten.add_.Tensor``.
@@ -157,6 +157,6 @@ def _reaches_backend(name: str) -> bool:
 
 
 def _functional(schema: Any) -> bool:
-    """Whether nothing is written to, and nothing of an input is handed out as a view."""
+    """Return whether nothing is written to, and nothing of an input is handed out as a view."""
     touched = [a for a in (*schema.arguments, *schema.returns) if a.alias_info is not None]
     return not touched and bool(schema.returns)

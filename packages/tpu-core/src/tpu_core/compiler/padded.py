@@ -1,4 +1,4 @@
-"""Programs for segments whose sizes keep changing: one executable a bucket of sizes."""
+"""Programs for segments with dynamic sizes: one executable per bucket of sizes."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class PaddedPrograms:
     def _has_better(
         self, family: BucketedProgram, wanted: tuple[int, ...], used: tuple[int, ...]
     ) -> bool:
-        """Whether a program of buckets that fit better is there, or worth a compile now."""
+        """Return whether a program of buckets that fit better is there, or worth a compile now."""
         if wanted in family.programs:
             return True
         return (

@@ -48,7 +48,7 @@ _LARGE = 64
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the extension needs to run a segment, and what reports need to explain it.
+    """A program as the extension runs it and reports explain it.
 
     Attributes:
         execute: Runs it: of a loaded executable, or a function of a list of arrays.
@@ -136,11 +136,11 @@ class ProgramBuilder:
             exported: The segment, from the extension.
             arrays: Its inputs, where it is about to run.
             pads: Whether it may run on padded arrays.
-            missing: Where it may run in pieces while its program is made: those of its ops that no
+            missing: Where it may run op by op while its program is made: those of its ops that no
                 program in memory runs by itself, as (key of that program, node).
 
         Returns:
-            The program; None where the segment is to run in pieces.
+            The program; None where the segment is to run op by op.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
@@ -184,7 +184,7 @@ class ProgramBuilder:
 
     @property
     def may_compile(self) -> bool:
-        """Whether a compile would not raise."""
+        """True if a compile would not raise."""
         return not _forbidden
 
     def _runs_in_pieces(
@@ -200,11 +200,11 @@ class ProgramBuilder:
         return self.background.serves_in_pieces(s, key, lacking, bool(_forbidden), job)
 
     def due(self, segment_key: str) -> bool:
-        """Whether to ask again for the program of a segment that runs in pieces."""
+        """Return whether to ask again for the program of a segment that runs op by op."""
         return bool(_forbidden) or self.background.due(segment_key)
 
     def is_stored(self, key: str) -> bool:
-        """Whether a program is in the cache of this machine."""
+        """Return whether a program is in the cache of this machine."""
         disk = self._store.disk if isinstance(self._store, TieredStore) else self._store
         return disk is not None and disk.path(key).exists()
 
@@ -222,7 +222,7 @@ class ProgramBuilder:
         return loaded
 
     def explain(self, s: Segment) -> Reason:
-        """What of a segment is new."""
+        """Reason that a segment is new."""
         return self._reasons.explain(s)
 
     def remember(self, s: Segment) -> None:
@@ -292,7 +292,7 @@ class ProgramBuilder:
         )
 
     def program(self, s: Segment, loaded: pjrt.Loaded, key: str) -> Program:
-        """What the extension runs for a segment that an executable serves as it is."""
+        """The program of a segment that an executable serves without padding."""
         return Program(
             loaded.execute,
             loaded.handlers,

@@ -1,4 +1,4 @@
-"""When sizes that a program on padded arrays serves are to have a program that fits them better.
+"""Promotion of sizes from a bucketed program to one that fits them better.
 
 A padded program works on more than counts and masks what does not, in every run. A size that a loop
 comes back to again and again is worth a compile; one of many that come in turn is not. Neither is a
@@ -35,17 +35,18 @@ class PromotionPolicy:
         self._wasted: dict[tuple[int, ...], float] = {}
 
     def own(self, key: str) -> Reason | None:
-        """Why a segment of this key is to have its own program; None where it is not."""
+        """Reason for an exact program of this key, or None."""
         return self._own.get(key)
 
     @staticmethod
     def waste(values: Sequence[int], buckets: Sequence[int]) -> bool:
-        """Whether padding to the buckets is much more work."""
+        """Return whether padding to the buckets is much more work."""
         wanted = math.prod(values)
         return (math.prod(buckets) - wanted) * _WASTE >= wanted
 
     def outgrew(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
-        """Whether runs in the larger bucket ``used`` have cost enough for a program of ``wanted``.
+        """Return whether runs in the larger bucket ``used`` have cost enough for a program of
+        ``wanted``.
 
         Example:
             >>> PromotionPolicy().outgrew((64,), (128,))
@@ -66,7 +67,7 @@ class PromotionPolicy:
         self._runs += 1
 
     def often(self, runs: int) -> bool:
-        """Whether a size that has run so often recurs, and may have its own program."""
+        """Return whether a size that has run so often recurs, and may have its own program."""
         return runs > RUNS and runs * _SHARE >= self._runs and len(self._own) < _MOST
 
     def promote(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedNumber:
+class RuntimeScalar:
     """A number of the program: a constant of it, or element of the input ``pack``."""
 
     pack: int
@@ -70,7 +70,7 @@ class LiftedNumber:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was recorded between two cuts.
+    """Ops recorded between two segment boundaries.
 
     Attributes:
         key: Process-stable hex key of ops, geometry, liveness and donation.
@@ -86,7 +86,7 @@ class Segment:
     cut: str
     nodes: list[Node]
     slots: list[Slot]
-    numbers: list[LiftedNumber]
+    numbers: list[RuntimeScalar]
     live: list[int]
     donated: list[int]
 
@@ -99,12 +99,12 @@ class Segment:
             d["cut"],
             [Node(*n) for n in d["nodes"]],
             [Slot(i, to_numpy_dtype(dtype_of_code(t)), tuple(s)) for i, t, s in d["slots"]],
-            [LiftedNumber(*n) for n in d["numbers"]],
+            [RuntimeScalar(*n) for n in d["numbers"]],
             d["live"],
             d["donated"],
         )
 
-    def with_numbers(self, numbers: list[LiftedNumber]) -> Segment:
+    def with_numbers(self, numbers: list[RuntimeScalar]) -> Segment:
         """The same segment with other numbers."""
         return replace(self, numbers=numbers)
 

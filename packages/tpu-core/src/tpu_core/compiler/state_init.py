@@ -1,4 +1,4 @@
-"""State that a loop's first round makes, as an optimizer makes its moments in the first step."""
+"""State initialization in a loop's first iteration, as of an optimizer's moments."""
 
 from __future__ import annotations
 

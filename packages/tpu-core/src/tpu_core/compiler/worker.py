@@ -34,7 +34,7 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
         payload: The serialized executable, or None where there is none.

@@ -1,4 +1,4 @@
-"""The module ``torch.tpu``: what PyTorch and its users expect of a device module.
+"""The module ``torch.tpu``: PyTorch's device module interface.
 
 Everything here works before the device is started unless it needs a running device; nothing here
 imports jax by itself.

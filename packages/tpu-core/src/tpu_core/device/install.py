@@ -1,4 +1,4 @@
-"""The few places where PyTorch has no hook for a device and must be told."""
+"""Patches of PyTorch where it has no hook for a device."""
 
 from __future__ import annotations
 

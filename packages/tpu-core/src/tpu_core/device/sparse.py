@@ -1,4 +1,4 @@
-"""Sparse tensors, which the device does not have: the error says so, and what to do."""
+"""Error for sparse tensors, which the device does not support."""
 
 from __future__ import annotations
 

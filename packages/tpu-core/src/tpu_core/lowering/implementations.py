@@ -32,7 +32,7 @@ Choices = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a program is lowered for.
+    """Target of a lowering.
 
     Attributes:
         platform: ``"tpu"``, ``"cpu"``, another PJRT platform, or ``"portable"`` for several.
@@ -49,7 +49,7 @@ class Target:
 
 
 class Kernel(Protocol):
-    """What an entry point of the group leads to."""
+    """An implementation found by entry point."""
 
     name: str
 
@@ -93,7 +93,7 @@ _of_process: Choices = ()
 
 
 def target() -> Target:
-    """What is being lowered for: one device of the process's platform, unless a block says else."""
+    """Target of the current lowering; defaults to one device of the process's platform."""
     if (given := _target.get()) is not None:
         return given
     platform = platforms.resolve()
@@ -140,7 +140,7 @@ def note(use: KernelSelection) -> None:
 
 
 def choices() -> Choices:
-    """What the user chose: when the op being lowered was recorded, or now."""
+    """Implementations that the user chose when the op was recorded, or now."""
     recorded = _recorded.get()
     return _of_process if recorded is None else recorded
 

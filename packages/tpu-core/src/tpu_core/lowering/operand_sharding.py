@@ -23,7 +23,7 @@ _SCOPE = re.compile(r"divided\((\d+)\)")
 
 
 class OperandSharding:
-    """How the operands of kernels are divided over a mesh.
+    """Shardings of kernels' operands over a mesh.
 
     Calls with one key are divided alike: a key names the op and the shapes of its operands.
 
@@ -44,12 +44,12 @@ class OperandSharding:
 
     @property
     def is_known(self) -> bool:
-        """Whether `learn` was called."""
+        """True if `learn` was called."""
         return self._found is not None
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything was marked."""
+        """True if anything was marked."""
         return bool(self._places)
 
     def probe(self, key: Hashable, arrays: Sequence[jax.Array]) -> list[jax.Array]:

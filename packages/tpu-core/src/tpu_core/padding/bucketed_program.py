@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.promotion import PromotionPolicy
-from tpu_core.compiler.segment import LiftedNumber, Segment, as_function
+from tpu_core.compiler.segment import RuntimeScalar, Segment, as_function
 from tpu_core.padding import (
     contractions,
     elementwise,
@@ -168,7 +168,7 @@ class BucketedProgram:
         return values if all(c is None or _same(n.value, c) for n, c in numbers) else None
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
-        """Whether the ops of a segment have the sizes inside that the recordings say."""
+        """Return whether the ops of a segment have the sizes inside that the recordings say."""
         found = self._outlines(self._numbered(segment))
         expected = self._expected()
         return len(found) == len(expected) and all(
@@ -199,7 +199,7 @@ class BucketedProgram:
         return self._inside
 
     def signature(self) -> str:
-        """What is known of the sizes; with it, the form decides what a padded program computes."""
+        """Digest of the known sizes; with the form it identifies a padded program."""
         assert self.fit is not None
         if not self._signature:
             text = f"{self.fit.sizes}{[(f, [str(n) for n in ns]) for f, ns in self._expected()]}"
@@ -210,7 +210,7 @@ class BucketedProgram:
         """A member's segment, with the numbers that vary as run-time inputs."""
         return segment.with_numbers(
             [
-                LiftedNumber(n.pack, constant is not None, n.value)
+                RuntimeScalar(n.pack, constant is not None, n.value)
                 for n, constant in zip(segment.numbers, self.constants())
             ]
         )
@@ -236,7 +236,7 @@ class BucketedProgram:
         return tuple(self.fit.sizes[start : start + len(slots[slot].shape)])
 
     def buckets(self, values: Sequence[int]) -> tuple[int, ...]:
-        """What each symbol is padded to, so that every value between programs fits its array."""
+        """Padded size of each symbol, so that every value between programs fits its array."""
         segment = self.recordings[0].segment
         sizes = {s for i in (*segment.inputs(), *segment.live) for s in self.shape(i)}
         limits = [*self._limits, *[None] * len(values)]
@@ -309,7 +309,7 @@ class BucketedProgram:
 
 
 def _same(a: float | int, b: float | int) -> bool:
-    """Whether two numbers are the same constant: 0.0 is not -0.0, nor 1 the same as 1.0."""
+    """Return whether two numbers are the same constant: 0.0 is not -0.0, nor 1 the same as 1.0."""
     return type(a) is type(b) and repr(a) == repr(b)
 
 

@@ -55,7 +55,7 @@ def rule(*names: str, handles: Sequence[str] = ()) -> Callable[[Rule], Rule]:
 
 
 class Context:
-    """What rules need: sizes by what they were in the recordings, and the space of the program."""
+    """Context of rules: sizes by their recorded values, and the program's space."""
 
     def __init__(self, fit: Fit, space: Space) -> None:
         self._fit = fit
@@ -161,7 +161,7 @@ def _run(
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two constants are the same bits: 0.0 is not -0.0."""
+    """Return whether two constants are the same bits: 0.0 is not -0.0."""
     if a is b:
         return True
     a, b = np.asarray(a), np.asarray(b)

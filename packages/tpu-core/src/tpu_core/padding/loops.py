@@ -47,7 +47,7 @@ class _Body:
         return [relayout(x, wanted[i]) if i < len(wanted) else x for i, x in enumerate(results)]
 
     def results(self, arrays: Sequence[Any]) -> list[Padded]:
-        """What a call gives, with shapes and dtypes in place of arrays."""
+        """Results of a call, with shapes and dtypes in place of arrays."""
         layouts: list[Layout] = []
 
         def call(*values: jax.Array) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""What a lowering makes of sizes inside an op: whether a padded program is right for one more.
+"""Signatures of segments' jaxprs: a padded program's validity for one more size.
 
 A median of 5 or 6 elements takes the third, of 11 the sixth: two recordings may agree in an integer
 that is no constant. So each size is compared before it is served for the first time: its ops are
@@ -35,7 +35,7 @@ _tracing: ContextVar[bool] = ContextVar("tpu_tracing_signature", default=False)
 
 
 def is_tracing() -> bool:
-    """Whether an op is traced for its outline: what it traces twice says nothing new."""
+    """Return whether an op is traced for its outline: what it traces twice says nothing new."""
     return _tracing.get()
 
 

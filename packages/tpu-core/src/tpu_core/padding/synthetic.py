@@ -1,4 +1,4 @@
-"""Recordings that were never made: of a segment whose graphs say which of their sizes vary.
+"""Synthetic recordings at other sizes, for a segment whose graphs declare dynamic sizes.
 
 The sizes of a segment of plain ops are found out by comparing it with a later one. A compiled graph
 knows its open sizes, so recordings for other sizes are made up, and the first size already runs on
@@ -62,7 +62,7 @@ Shape = tuple[int, ...]
 
 
 class DynamicGraph(Protocol):
-    """What a graph tells about itself; its op takes ``(inputs, sizes, ..., key)``."""
+    """Interface of a graph with dynamic sizes; its op takes ``(inputs, sizes, ..., key)``."""
 
     @property
     def ops(self) -> Sequence[str]:
@@ -79,7 +79,7 @@ class DynamicGraph(Protocol):
         ...
 
     def holds(self, values: Sequence[int]) -> bool:
-        """Whether the graph takes such values."""
+        """Return whether the graph takes such values."""
         ...
 
     def numbers(self, values: Sequence[int]) -> list[int]:
@@ -104,7 +104,7 @@ def register_dynamic_graph(op: str, find: Callable[[str], DynamicGraph]) -> None
 
 
 def has_graphs(segment: Segment) -> bool:
-    """Whether an op of the segment may tell of its sizes."""
+    """Return whether an op of the segment may tell of its sizes."""
     return any(node.name in _FINDERS for node in segment.nodes)
 
 
@@ -130,7 +130,7 @@ class _Variable:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticRecordings:
-    """What is known of a segment's sizes before a second one was seen.
+    """Recordings derived from declared dynamic sizes, before a second size was seen.
 
     Attributes:
         segments: The segment for sizes made up.
@@ -248,7 +248,7 @@ class _Reader:
         return [sizes[i] for i in self._indices[node]]
 
     def holds(self, sizes: Sequence[int]) -> bool:
-        """Whether all graphs take these values."""
+        """Return whether all graphs take these values."""
         ranges = all(
             v.low <= n and (v.high is None or n <= v.high) for v, n in zip(self.variables, sizes)
         )
@@ -320,7 +320,7 @@ def _plan(
 
 
 def _resized(read: Access, sizes: Shape, strides: Shape) -> Access:
-    """How an operand of another size is read.
+    """Access to an operand of another size.
 
     Raises:
         _NotDerivable: The layout of what it is read from does not follow.

@@ -85,5 +85,5 @@ def select_and_gather_add(
 
 
 def _untouched(eqns: list[JaxprEqn], axis: int) -> bool:
-    """Whether each window along a dim is one element, in place."""
+    """Return whether each window along a dim is one element, in place."""
     return all(_along(e, axis) == (1, 1, 0, 0, 1, 1) for e in eqns)

@@ -1,4 +1,4 @@
-"""PyTorch's own complaint about a wrong call, in the words that users know.
+"""Error parity: PyTorch's own error for a wrong call.
 
 PyTorch's meta functions find most mistakes, but word some of them differently from its kernels,
 and let a few pass. So where a meta function complains, and for suspicious calls
@@ -77,7 +77,9 @@ def doubt(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequen
 def _fails(
     op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any], fill: int
 ) -> bool | None:
-    """Whether a call with placeholders raises; None where that says nothing about the call."""
+    """Return whether a call with placeholders raises; None where that says nothing about the
+    call.
+    """
     convert = MetaReplicas("cpu", fill)
     schema = op._schema.arguments
     call = [
@@ -132,8 +134,8 @@ _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 
 
 def has_no_more(op: torch._ops.OpOverload) -> bool:
-    """Whether the device has no more dtypes for the op than the CPU: XLA calls LAPACK, and has
-    neither bits of floats nor transforms of narrow ones.
+    """Return whether the device has no more dtypes for the op than the CPU: XLA calls LAPACK, and
+    has neither bits of floats nor transforms of narrow ones.
     """
     entry = lowering_of(op)
     if entry is not None and entry.family in ("linalg", "lu", "fft"):
@@ -177,7 +179,7 @@ class MetaReplicas:
         return self._twins[id(x)]
 
     def _of_host(self, x: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor that is not on ``tpu``."""
+        """Placeholder for a tensor that is not on ``tpu``."""
         return x
 
     def _twin(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which functional lowering computes an in-place, ``out=`` or mutating overload.
+"""Functional variants: the lowering that computes an in-place, ``out=`` or mutating overload.
 
 Only functional overloads have lowerings. The others are matched to one by name and by the rest of
 their arguments, so that nothing is written twice.
@@ -58,12 +58,12 @@ def written_arguments(op: torch._ops.OpOverload) -> list[str]:
 
 
 def is_out_variant(op: torch._ops.OpOverload) -> bool:
-    """Whether the mutated arguments are ``out=`` arguments."""
+    """Return whether the mutated arguments are ``out=`` arguments."""
     return any(a.is_out for a in op._schema.arguments)
 
 
 def fills_and_mutates(op: torch._ops.OpOverload) -> bool:
-    """Whether an overload has ``out=`` arguments and mutates others."""
+    """Return whether an overload has ``out=`` arguments and mutates others."""
     outs = [a.name for a in op._schema.arguments if a.is_out]
     return bool(outs) and outs != written_arguments(op)
 
@@ -192,7 +192,9 @@ _DIFFERENTIABLE = frozenset({"aten::_fused_rms_norm"})
 
 
 def has_own_kernel(op: torch._ops.OpOverload) -> bool:
-    """Whether the extension has a kernel of the overload, which records no op of that name."""
+    """Return whether the extension has a kernel of the overload, which records no op of that
+    name.
+    """
     return op.name() in _NATIVE
 
 

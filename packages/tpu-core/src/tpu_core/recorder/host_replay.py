@@ -1,4 +1,4 @@
-"""What a recorded op was called with, on the host: for inspections of a segment that ran."""
+"""Replay of recorded ops on the host, for inspections of a segment that ran."""
 
 from __future__ import annotations
 

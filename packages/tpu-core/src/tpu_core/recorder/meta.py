@@ -52,14 +52,14 @@ def _checks_in_python(op: torch._ops.OpOverload) -> bool:
 
 
 def _is_broken_import(error: Exception) -> bool:
-    """Whether it says that a module is not there as a whole, and nothing about a call."""
+    """Return whether it says that a module is not there as a whole, and nothing about a call."""
     if isinstance(error, AttributeError):
         return isinstance(error.obj, ModuleType)
     return isinstance(error, ImportError)
 
 
 def is_random(op: torch._ops.OpOverload) -> bool:
-    """Whether the overload draws random numbers."""
+    """Return whether the overload draws random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
@@ -103,7 +103,9 @@ class _ShapeOnlyMode(TorchDispatchMode):
 
 
 def _is_checked(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether the ``out=`` overload has nothing to complain of once the geometry is known."""
+    """Return whether the ``out=`` overload has nothing to complain of once the geometry is
+    known.
+    """
     if overload_name(op) == "aten.addmm.default":
         bias, _, matrix = args[:3]
         return bias.dim() == 1 and bias.size(0) in (1, matrix.size(-1))
@@ -118,7 +120,9 @@ def _has_structured_kernel(name: str) -> bool:
 
 
 def _writes_nothing(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether an index is empty: the structured kernel's meta function selects row 0 of it."""
+    """Return whether an index is empty: the structured kernel's meta function selects row 0 of
+    it.
+    """
     if op._schema.name.rstrip("_") not in ("aten::index_add", "aten::index_reduce"):
         return False
     x, _, index, source = args[:4]

@@ -1,4 +1,4 @@
-"""How each argument and return of an overload is recorded. Mirrors ``OpDescription`` in the
+"""Schema of an overload as the recorder reads it. Mirrors ``OpDescription`` in the
 extension.
 """
 
@@ -125,14 +125,14 @@ def _returns(op: torch._ops.OpOverload) -> list[int] | None:
 
 
 def takes_scalars(op: torch._ops.OpOverload, entry: Lowering | None) -> bool:
-    """Whether 0-d CPU tensors may stand among the operands."""
+    """Return whether 0-d CPU tensors may stand among the operands."""
     if entry is not None and (entry.family in _SCALAR_FAMILIES or entry.op in _SCALAR_OPS):
         return True
     return torch.Tag.pointwise in op.tags
 
 
 def _has_products(entry: Lowering | None) -> bool:
-    """Whether the float32 matmul precision may decide what an op computes."""
+    """Return whether the float32 matmul precision may decide what an op computes."""
     if entry is None:
         return False
     # Ops of other packages stand for whole graphs.
@@ -140,7 +140,7 @@ def _has_products(entry: Lowering | None) -> bool:
 
 
 def alike(values: Sequence[Any]) -> bool:
-    """Whether a list holds one number several times; the extension then lifts it once."""
+    """Return whether a list holds one number several times; the extension then lifts it once."""
     kinds = {type(v) for v in values}
     if len(values) < 2 or not (kinds == {int} or kinds == {float}):
         return False

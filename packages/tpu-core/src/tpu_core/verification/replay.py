@@ -81,7 +81,7 @@ def _results(
 
 
 def _is_plain(plan: NodePlan) -> bool:
-    """Whether the op's arguments say all of what it computes."""
+    """Return whether the op's arguments say all of what it computes."""
     return (
         not plan.random
         and not plan.identity

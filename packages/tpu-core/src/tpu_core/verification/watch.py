@@ -1,4 +1,4 @@
-"""Which runs of a program are judged, and what follows where one is wrong."""
+"""Selection of the runs to verify, and the error where one is wrong."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Record:
         self._results = tuple(weakref.ref(array) for array in arrays)
 
     def is_ready(self) -> bool | None:
-        """Whether the device has computed it; None where no result is left to ask."""
+        """Return whether the device has computed it; None where no result is left to ask."""
         arrays = [array for ref in self._results if (array := ref()) is not None]
         if not arrays:
             return None

@@ -21,7 +21,7 @@ Group = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank wrote.
+    """The dump of one rank.
 
     Attributes:
         rank: In the default group.
@@ -59,7 +59,7 @@ def read(folder: Path) -> list[Dump]:
 
 
 def findings(dumps: Sequence[Dump]) -> list[str]:
-    """Where ranks part, a sentence or two each; empty where they agree.
+    """Differences between ranks, a sentence or two each; empty where they agree.
 
     Of each group only the first difference is told: what comes after follows from it.
     """
@@ -183,7 +183,7 @@ def _last_calls(group: Group, dumps: Iterable[Dump], absent: Iterable[int]) -> s
 
 
 def _order_of(records: dict[int, dict[str, Any]]) -> str:
-    """Who came when; clocks of different hosts may differ."""
+    """Order of arrival; clocks of different hosts may differ."""
     order = sorted(records, key=lambda rank: records[rank]["called"])
     (first, *_, late) = order if len(order) > 1 else (order[0], order[0])
     text = f"{_call(records[first])}, called by rank {first} first"

@@ -84,7 +84,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Options:
-    """What becomes of torchrun's command line on any host."""
+    """Options of torchrun's command line on any host."""
 
     nproc: str
     port: int

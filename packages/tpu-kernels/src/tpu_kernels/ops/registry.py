@@ -1,4 +1,4 @@
-"""What an op of the library is: its implementations, their rules, and which of them is chosen."""
+"""Ops of the library: implementations, their rules, and the selection among them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpu_core.lowering.implementations import KernelSelection, Target, note
 
 
 class Arguments(Protocol):
-    """What the rules of an op are asked about."""
+    """Arguments that the rules of an op check."""
 
     @property
     def dtype(self) -> str:
@@ -24,7 +24,7 @@ class Arguments(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an implementation asks of the arguments.
+    """Requirement of an implementation on the arguments.
 
     Attributes:
         text: A sentence that is true where the rule holds, for messages and the docs.

@@ -1,4 +1,4 @@
-"""How a call is cut into blocks of queries and keys, and which of them are computed."""
+"""Blocks of queries and keys of a call, and the selection of those to compute."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class BlockGrid:
         return count * self.block_rows * self.block_columns
 
     def runs(self, i: Any, j: Any) -> Any:
-        """Whether block ``(i, j)`` has scores that count."""
+        """Return whether block ``(i, j)`` has scores that count."""
         return j * self.block_columns < (i + 1) * self.block_rows if self.is_causal else True
 
     def column_block(self, i: Any, j: Any) -> Any:

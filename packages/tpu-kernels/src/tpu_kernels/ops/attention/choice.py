@@ -1,4 +1,6 @@
-"""Which blocks attention's kernels take: those whose measured cost is the least for the lengths."""
+"""Selection of block sizes for attention's kernels: those whose measured cost is the least for the
+lengths.
+"""
 
 from __future__ import annotations
 

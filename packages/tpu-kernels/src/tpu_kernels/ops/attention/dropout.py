@@ -26,7 +26,7 @@ _LOW = (1 << _HALF) - 1
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """What is dropped of the probabilities.
+    """Dropout of the probabilities.
 
     Attributes:
         rate: The share.
@@ -45,7 +45,7 @@ class Dropout:
         j: Any,
         row_axis: int = 0,
     ) -> jax.Array:
-        """Which probabilities of block ``(i, j)`` are kept.
+        """Mask of the probabilities of block ``(i, j)`` that are kept.
 
         Args:
             key_ref: Two scalars of 32 bits.

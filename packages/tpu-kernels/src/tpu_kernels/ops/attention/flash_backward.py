@@ -35,7 +35,7 @@ row has no score that counts, the logarithm is 0.
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the scores are made of beside query and key.
+    """Terms of the scores beside query and key.
 
     Attributes:
         blocks: How they are cut.

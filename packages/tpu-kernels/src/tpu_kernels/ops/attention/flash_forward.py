@@ -89,7 +89,7 @@ def _kernel(
 
 
 def seed_spec(seed: jax.Array | None) -> pl.BlockSpec | None:
-    """Where a kernel has the key of the dropout."""
+    """BlockSpec of the dropout's key."""
     return None if seed is None else pl.BlockSpec(memory_space=pltpu.SMEM)
 
 
@@ -97,7 +97,7 @@ Index = Callable[..., tuple[Any, ...]]
 
 
 def by_rows(blocks: BlockGrid, group: int) -> tuple[Index, Index, Index]:
-    """Where blocks of queries, keys and the bias are, for a grid of blocks of queries, then keys.
+    """BlockSpecs of queries, keys and the bias, for a grid of blocks of queries, then keys.
 
     Args:
         blocks: Of the scores.

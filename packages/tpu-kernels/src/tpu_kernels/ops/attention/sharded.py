@@ -16,7 +16,9 @@ Arrays = Sequence[Any]
 
 
 def is_probing() -> bool:
-    """Whether the program is lowered to learn how operands come divided: no kernel may be in it."""
+    """Return whether the program is lowered to learn how operands come divided: no kernel may be
+    in it.
+    """
     division = target().division
     return division is not None and not division.is_known
 
@@ -76,7 +78,7 @@ def _spec(axes: tuple[Axes, Axes], rank: int) -> PartitionSpec:
 
 
 def _axes(division: OperandSharding, operands: Arrays) -> tuple[Axes, Axes]:
-    """What divides batches and heads; other dimensions are whole on each device."""
+    """Mesh axes of batches and heads; other dimensions are replicated."""
     found = division.axes(_key(operands))
     if found is None:
         return (), ()
