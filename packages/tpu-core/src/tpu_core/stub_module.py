@@ -21,7 +21,7 @@ def stand_down(why: str) -> None:
     """Warn that another backend has the PrivateUse1 slot; everything else is left alone.
 
     Args:
-        why: Who has it, as a clause.
+        why: The owner of the slot, as a clause.
     """
     what = f"tpu_core is not active: {why}."
     # The extension registers kernels as soon as it is loaded, into what is now another's device.

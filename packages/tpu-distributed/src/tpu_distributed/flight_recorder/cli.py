@@ -21,7 +21,7 @@ def flights(
     ] = None,
     last: Annotated[int, typer.Option(min=1, help="Collectives to show of each group.")] = 20,
 ) -> None:
-    """Show the last collectives of all ranks, and where the ranks part.
+    """Show the last collectives of all ranks and the differences between ranks.
 
     A process writes its file when a collective fails, or when the program calls
     `tpu_distributed.flight_recorder().dump()`. Exit code 1 where ranks part.
