@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tpu_core.lowering.implementations import Target, lowering_for
 from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.pjrt.chips import abstract_mesh
+from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD
 from tpu_kernels.ops.cross_entropy.chunked import CHUNKED
-from tpu_kernels.ops.cross_entropy.overloads import BACKWARD, FORWARD
 from tpu_kernels.ops.cross_entropy.pallas import PALLAS
 
 AXES = ("data", "model")

@@ -6,7 +6,7 @@ import functools
 from types import MappingProxyType
 
 from tpu_kernels.ops.cross_entropy import loops, sharded
-from tpu_kernels.ops.cross_entropy.overloads import BACKWARD, FORWARD
+from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD
 from tpu_kernels.ops.registry import Implementation
 
 CHUNKED = Implementation(

@@ -11,10 +11,9 @@ import numpy as np
 
 from tpu_core.lowering.implementations import Target, target
 from tpu_kernels.ops.cross_entropy import kernels, sharded
-from tpu_kernels.ops.cross_entropy.arguments import LossArguments
+from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD, LossArguments
 from tpu_kernels.ops.cross_entropy.kernels import TileSizes
 from tpu_kernels.ops.cross_entropy.loops import of_target
-from tpu_kernels.ops.cross_entropy.overloads import BACKWARD, FORWARD
 from tpu_kernels.ops.cross_entropy.sharded import HAS_TOKENS_DIVIDED
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule

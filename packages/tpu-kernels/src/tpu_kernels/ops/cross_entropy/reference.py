@@ -7,7 +7,7 @@ from types import MappingProxyType
 import jax
 
 from tpu_kernels.ops.cross_entropy import loops
-from tpu_kernels.ops.cross_entropy.overloads import BACKWARD, FORWARD
+from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD
 from tpu_kernels.ops.registry import Implementation
 
 

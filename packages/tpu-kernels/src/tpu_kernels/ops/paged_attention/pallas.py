@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as k
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY
 from tpu_kernels.ops.paged_attention import reference
-from tpu_kernels.ops.paged_attention.overloads import OVERLOAD
+from tpu_kernels.ops.paged_attention.arguments import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
 from tpu_kernels.ops.rules import HAS_BFLOAT16
 from tpu_kernels.ops.sharding_utils import HEADS_DIVIDED, on_parts

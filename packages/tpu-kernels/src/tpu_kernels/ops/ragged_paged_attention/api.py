@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from tpu_kernels.ops.ragged_paged_attention.arguments import bind
-from tpu_kernels.ops.ragged_paged_attention.overloads import OVERLOAD
+from tpu_kernels.ops.ragged_paged_attention.arguments import OVERLOAD, bind
 from tpu_kernels.ops.ragged_paged_attention.pallas import PALLAS
 from tpu_kernels.ops.ragged_paged_attention.reference import PLAIN
 from tpu_kernels.ops.registry import Op

@@ -21,7 +21,7 @@ from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
 from tpu_kernels.ops.ragged_paged_attention import reference
-from tpu_kernels.ops.ragged_paged_attention.overloads import OVERLOAD
+from tpu_kernels.ops.ragged_paged_attention.arguments import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
 from tpu_kernels.ops.sharding_utils import HEADS_DIVIDED, on_parts
 
