@@ -179,6 +179,7 @@ def step_lint(s: nox.Session) -> None:
     python(s, "-m", "ruff", "check", ".")
     python(s, "-m", "ruff", "format", "--check", ".")
     python(s, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
+    python(s, "tools/vocabulary.py")
 
 
 def step_typecheck(s: nox.Session) -> None:
@@ -311,7 +312,7 @@ def device(s: nox.Session) -> None:
 
 @session
 def lint(s: nox.Session) -> None:
-    """Style, formatting and the direction of imports."""
+    """Style, formatting, the direction of imports, and vocabulary."""
     prepare(s, "lint")
     step_lint(s)
 

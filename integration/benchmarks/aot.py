@@ -1,4 +1,4 @@
-"""Compiling for TPUs that are not there: three programs, what they cost and how long they take.
+"""Ahead-of-time compilation for TPUs: three programs, what they cost and how long they take.
 
 ``gpt``: the GPT step for v5e against the same in JAX: operations and bytes, by XLA's own count.
 ``pod``: a sharded step for the 8,192 devices of tpu7x:16x16x16.

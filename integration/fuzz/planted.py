@@ -80,7 +80,11 @@ def rule() -> None:
         return plan_without_dim
 
     replace("tpu_core.padding.recording", "_plan", without_dim)
-    replace("tpu_core.padding.family", "Family._agrees", lambda original: lambda *_: True)
+    replace(
+        "tpu_core.padding.bucketed_program",
+        "BucketedProgram._agrees",
+        lambda original: lambda *_: True,
+    )
     handled = found("tpu_core.padding.interpret", "HANDLED")[2]
     names = [name for name in handled if name.startswith(("reduce_", "cum", "arg"))]
     if not names:
@@ -114,7 +118,7 @@ def key() -> None:
 
         return miss
 
-    replace("tpu_core.recorder.miss", "miss", wrap)
+    replace("tpu_core.recorder.signature", "new_signature", wrap)
 
 
 def donation() -> None:
@@ -174,6 +178,6 @@ PLANTED: dict[str, Callable[[], None]] = {
 
 def apply(name: str) -> None:
     """Plant a fault in this process; before the device starts."""
-    for module in ("runtime", "compiler.programs", "padding.family", "padding.check"):
+    for module in ("runtime", "compiler.programs", "padding.bucketed_program", "padding.check"):
         importlib.import_module(f"tpu_core.{module}")
     PLANTED[name]()

@@ -1,4 +1,4 @@
-"""Every model compiles for TPUs that are not there: ``nox -s tpu_aot``.
+"""Every model compiles ahead of time for TPU topologies: ``nox -s tpu_aot``.
 
 The ordinary tests compile the smallest of them; all take ten minutes.
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from tpu_compile.aot.capture import Job
+from tpu_compile.aot.capture import AotJob
 from tpu_compile.aot.layers import capture_scanned
 from tpu_compile.aot.repeats import find
 from tpu_core import lowering, runtime
@@ -70,8 +70,8 @@ class Model(nn.Module):
         return (x, kept) if kept else x
 
 
-def job(model: nn.Module, **options: Any) -> Job:
-    return Job(model, (torch.empty(8, 4),), {}, {}, **options)
+def job(model: nn.Module, **options: Any) -> AotJob:
+    return AotJob(model, (torch.empty(8, 4),), {}, {}, **options)
 
 
 def notes_of(model: nn.Module, least: int = 2) -> list[str]:
@@ -163,7 +163,7 @@ def test_optimizers_that_see_more_than_elements_keep_layers_apart(make: Any, tol
 
 def test_layers_that_are_divided_differently_cannot_be_stacked() -> None:
     rules = {"layers.1.linear.weight": ("data",)}
-    own = Job(Model(), (torch.empty(8, 4),), {}, {"data": 2}, shardings=rules)
+    own = AotJob(Model(), (torch.empty(8, 4),), {}, {"data": 2}, shardings=rules)
     with pytest.raises(MeshError, match="'layers.0.linear.weight' and 'layers.1.linear.weight'"):
         capture_scanned(own, True, False)
 

@@ -31,7 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import tpu_compile
 from test_aot_values import on_meta, run, values_of
 from tpu_compile.aot.annotations import in_halves, over
-from tpu_compile.aot.capture import Job
+from tpu_compile.aot.capture import AotJob
 from tpu_compile.aot.costs import analyse
 from tpu_compile.aot.hlo import parse
 from tpu_compile.aot.layers import capture_scanned
@@ -138,7 +138,7 @@ def test_the_program_computes_what_the_model_does(name: str, scan: bool) -> None
     with ranks(8):
         twin = APPLIED[name](twin, mesh_2d())
         hooks = [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in twin.modules()]
-        captured, _, _ = capture_scanned(Job(twin, batch, {}, MESH, loss="loss"), scan, False)
+        captured, _, _ = capture_scanned(AotJob(twin, batch, {}, MESH, loss="loss"), scan, False)
         assert hooks == [
             (dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in twin.modules()
         ]
@@ -168,7 +168,7 @@ def test_mixed_precision_is_that_of_fully_shard() -> None:
     with ranks(2):
         mesh = init_device_mesh("tpu", (2,), mesh_dim_names=("data",))
         twin = sharded(twin, mesh, mp_policy=policy)
-        captured, _, _ = capture_scanned(Job(twin, batch, {}, {"data": 2}), False, False)
+        captured, _, _ = capture_scanned(AotJob(twin, batch, {}, {"data": 2}), False, False)
     made = run(captured, values_of(captured, model, (x,)))["output.0"]
     assert made.dtype == np.float32
     expected = copy.deepcopy(model).to(torch.bfloat16)(x.to(torch.bfloat16)).float().detach()
@@ -268,7 +268,7 @@ def gathered_again(again: bool | None) -> int:
     with ranks(8), torch.device("meta"):
         options = {} if again is None else {"reshard_after_forward": again}
         model = sharded(Net(), mesh_2d()["data"], **options)
-        job = Job(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
+        job = AotJob(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
         captured, _, _ = capture_scanned(job, False, False)
     behind = (n for n in captured.graph.graph.nodes if "tpu_compile.behind" in str(n.target))
     return sum(n.args[0].meta["val"].dim() == 2 for n in behind)
@@ -278,7 +278,7 @@ def gathered_again(again: bool | None) -> int:
 def test_a_scanned_layer_that_runs_again_gathers_once_for_that(remat: bool, times: int) -> None:
     with ranks(8), torch.device("meta"):
         model = sharded(Net(), mesh_2d()["data"])
-        job = Job(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
+        job = AotJob(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
         captured, _, _ = capture_scanned(job, True, remat)
     (call,) = (n for n in captured.graph.graph.nodes if "layers_backward" in str(n.target))
     nodes = list(PROGRAMS[call.args[-1]].backward.graph.nodes)

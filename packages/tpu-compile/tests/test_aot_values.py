@@ -14,7 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from tpu_compile.aot.annotations import scope
-from tpu_compile.aot.capture import Captured, Job
+from tpu_compile.aot.capture import AotJob, Captured
 from tpu_compile.aot.layers import capture_scanned
 from tpu_compile.graphs import lowering_of
 from tpu_core import lowering, runtime
@@ -115,7 +115,7 @@ def captured_step(
     **options: Any,
 ) -> tuple[Captured, dict[str, np.ndarray[Any, Any]]]:
     meta, inputs = on_meta(model, batch)
-    job = Job(meta, inputs, {}, {}, optimizer=make, **options)
+    job = AotJob(meta, inputs, {}, {}, optimizer=make, **options)
     captured, runs, notes = capture_scanned(job, scan, remat)
     assert bool(runs) is scan, notes
     return captured, run(captured, values_of(captured, model, batch))
@@ -189,7 +189,7 @@ def test_layers_of_a_scan_drop_different_elements_and_backward_the_same() -> Non
     weights.w, weights.layers = nn.Parameter(torch.ones(4000)), model
     meta, (x,) = on_meta(weights, (torch.ones(4000),))
     for remat in (False, True):
-        job = Job(meta, (x,), {}, {}, loss=lambda m, x: m.layers(x * m.w).sum())
+        job = AotJob(meta, (x,), {}, {}, loss=lambda m, x: m.layers(x * m.w).sum())
         captured, runs, notes = capture_scanned(job, True, remat)
         assert runs, notes
         made = run(captured, {"w": torch.ones(4000), "batch.0": torch.ones(4000)})

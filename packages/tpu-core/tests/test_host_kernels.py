@@ -266,7 +266,7 @@ def test_a_chosen_implementation_is_that_of_programs() -> None:
 def test_objects_of_the_start_are_collected_again() -> None:
     code = """
         import gc, torch
-        from tpu_core.collector import OF_PYTHON
+        from tpu_core.gc_control import OF_PYTHON
         x = torch.ones(2, device="tpu")
         print(gc.get_freeze_count() > OF_PYTHON)
         for _ in range(1100):

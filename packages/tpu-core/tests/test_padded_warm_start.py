@@ -6,7 +6,7 @@ import json
 import math
 
 from interpreter import clean
-from tpu_core.padding import outline
+from tpu_core.padding import segment_signature
 
 SWEEP = """
 import json, sys
@@ -58,11 +58,14 @@ def test_outlines_are_read_as_they_were_written():
         *[("a", kinds, numbers), ("b", (), ()), ("a", kinds, numbers)],
         *[("a", ("float32",), (1.0,)), ("a", ("int",), (1,))],
     ]
-    assert repr(outline._decode(outline._encode(written))) == repr(written)
-    (read,) = outline._decode(outline._encode([("a", ("float32",), (math.nan,))])) or []
+    assert repr(segment_signature._decode(segment_signature._encode(written))) == repr(written)
+    (read,) = (
+        segment_signature._decode(segment_signature._encode([("a", ("float32",), (math.nan,))]))
+        or []
+    )
     assert math.isnan(read[2][0])
 
 
 def test_what_is_no_outline_is_traced_again():
     for payload in (b"", b"[]", b'{"outlines": [], "nodes": [0]}', b'{"outlines": 3, "nodes": []}'):
-        assert outline._decode(payload) is None
+        assert segment_signature._decode(payload) is None

@@ -15,7 +15,7 @@ import tpu_core.lowering
 from interpreter import clean
 from tpu_core import _C
 from tpu_core.recorder.compute import GraphCompute
-from tpu_core.recorder.describe import _PRECISION_FAMILIES
+from tpu_core.recorder.op_schema import _PRECISION_FAMILIES
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

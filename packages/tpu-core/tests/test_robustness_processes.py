@@ -196,7 +196,7 @@ def test_a_forked_child_leaves_the_lock_of_jax_garbage_alone():
 def test_a_forked_child_collects_nothing_of_the_parent():
     out = clean("""
         import gc, multiprocessing, os, torch
-        from tpu_core.collector import OF_PYTHON
+        from tpu_core.gc_control import OF_PYTHON
 
         os.register_at_fork(after_in_child=gc.collect)  # called first, being registered first
         torch.ones(2, device="tpu").sum().item()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpu_core import collector
+from tpu_core import gc_control
 from tpu_core.compiler import segment as segments
 
 
@@ -25,14 +25,14 @@ class Cycle:
         self.me = self
 
 
-@pytest.mark.parametrize("block", [collector.paused, collector.importing])
+@pytest.mark.parametrize("block", [gc_control.paused, gc_control.importing])
 def test_the_collector_runs_again_and_finds_the_users_cycles(block):
     cycle = Cycle()
     with block():
         assert not gc.isenabled()
     assert gc.isenabled()
-    collector.resume()
-    assert gc.get_freeze_count() <= collector.OF_PYTHON
+    gc_control.resume()
+    assert gc.get_freeze_count() <= gc_control.OF_PYTHON
     alive = weakref.ref(cycle)
     del cycle
     gc.collect()
@@ -40,14 +40,14 @@ def test_the_collector_runs_again_and_finds_the_users_cycles(block):
 
 
 def test_what_is_there_at_the_start_is_looked_through_from_the_first_program_on():
-    with collector.importing():
+    with gc_control.importing():
         pass
-    assert gc.get_freeze_count() > 10 * collector.OF_PYTHON + 1000
+    assert gc.get_freeze_count() > 10 * gc_control.OF_PYTHON + 1000
     assert (torch.arange(7.0, device="tpu") * 0.314159)[0].item() == 0
-    assert gc.get_freeze_count() <= collector.OF_PYTHON
+    assert gc.get_freeze_count() <= gc_control.OF_PYTHON
 
 
-@pytest.mark.parametrize("block", [collector.paused, collector.importing])
+@pytest.mark.parametrize("block", [gc_control.paused, gc_control.importing])
 def test_what_the_user_has_switched_off_or_frozen_stays_so(block):
     gc.disable()
     with pytest.raises(ValueError), block():
@@ -58,16 +58,16 @@ def test_what_the_user_has_switched_off_or_frozen_stays_so(block):
     frozen = gc.get_freeze_count()
     with block():
         pass
-    collector.resume()
+    gc_control.resume()
     assert frozen - 100 < gc.get_freeze_count() <= frozen
 
 
 def test_what_the_user_freezes_after_the_start_stays_so():
-    with collector.importing():
+    with gc_control.importing():
         pass
     mine = [Cycle() for _ in range(1000)]
     gc.freeze()
-    collector.resume()
+    gc_control.resume()
     assert gc.get_freeze_count() > len(mine)
 
 

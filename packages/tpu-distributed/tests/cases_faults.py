@@ -22,8 +22,8 @@ from tpu_core.errors import (
     RecompilationError,
 )
 from tpu_core.pjrt import distributed
-from tpu_distributed.flights import report
-from tpu_distributed.sending import SENDER, Task
+from tpu_distributed.dispatcher import SENDER, Task
+from tpu_distributed.flight_recorder import report
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)

@@ -16,7 +16,7 @@ from random_calls import Attempt
 from random_cases import UNLIKE, Case, drawn
 from rank_tensors import DEVICE, RANK, SIZE
 from tpu_core.errors import SpmdMismatchWarning
-from tpu_distributed.recorded import STALLS
+from tpu_distributed.traced_collectives import STALLS
 
 
 def _groups() -> list[dist.ProcessGroup | int]:

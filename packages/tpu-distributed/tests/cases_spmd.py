@@ -15,7 +15,7 @@ from torch import nn
 import tpu_distributed
 from rank_tensors import DEVICE, RANK, SIZE
 from tpu_core.errors import CollectiveMismatchError, CollectiveTimeoutError, SpmdMismatchWarning
-from tpu_distributed.recorded import STALLS
+from tpu_distributed.traced_collectives import STALLS
 
 TOTAL = SIZE * (SIZE + 1) / 2
 

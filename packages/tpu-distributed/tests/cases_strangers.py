@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from tpu_distributed import control
+from tpu_distributed import rendezvous
 from tpu_distributed.connections import Connections
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -30,7 +30,7 @@ class LateConnections(Connections):
         return super()._reach(*what)
 
 
-@mock.patch.object(control, "Connections", LateConnections)
+@mock.patch.object(rendezvous, "Connections", LateConnections)
 def case_collectives_are_right() -> None:
     dist.init_process_group(timeout=timedelta(seconds=60))
     for number in range(GROUPS):

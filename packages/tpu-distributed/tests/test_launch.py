@@ -14,7 +14,7 @@ import spawn
 from tpu_core.errors import ProcessGroupError, UnknownTopologyError
 from tpu_distributed.launch import slices
 from tpu_distributed.launch.cli import app
-from tpu_distributed.launch.environment import Job, process_environment, settle
+from tpu_distributed.launch.environment import LaunchSpec, process_environment, settle
 from tpu_distributed.launch.slices import Slice
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_slice(name: str, problem: str) -> None:
 
 def test_two_hosts() -> None:
     slice = slices.parse("v5p:2x2x2")
-    host = Job(slice, ("a", "b")).host_environment(1)
+    host = LaunchSpec(slice, ("a", "b")).host_environment(1)
     assert host == {
         "TPU_WORKER_ID": "1",
         "TPU_WORKER_HOSTNAMES": "a,b",
@@ -72,7 +72,7 @@ def test_two_hosts() -> None:
 
 
 def test_two_slices() -> None:
-    job = Job(slices.parse("v6e:4x4"), tuple("abcdefgh"))
+    job = LaunchSpec(slices.parse("v6e:4x4"), tuple("abcdefgh"))
     host = job.host_environment(5)
     assert (host["TPU_WORKER_ID"], host["TPU_WORKER_HOSTNAMES"]) == ("1", "e,f,g,h")
     megascale = {k: v for k, v in host.items() if k.startswith("MEGASCALE")}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpu_distributed.control import Call
 from tpu_distributed.reductions import Reduction
-from tpu_distributed.stablehlo import Program, element_of
+from tpu_distributed.rendezvous import CollectiveCall
+from tpu_distributed.stablehlo import ProgramWriter, element_of
 
 
 def test_text_of_a_program() -> None:
-    p = Program(2)
+    p = ProgramWriter(2)
     x = p.parameter((4,), "f32")
     assert p.text([p.all_reduce(x, "add")]) == (
         "module @collective {\n"
@@ -26,7 +26,7 @@ def test_text_of_a_program() -> None:
 
 
 def test_a_reduce_scatter_without_an_op_of_its_own() -> None:
-    p = Program(2, scatters=False)
+    p = ProgramWriter(2, scatters=False)
     result = Reduction("AVG").reduce_scatter(p, p.parameter((2, 3), "f32"))
     text = p.text([result])
     assert result.shape == (3,)
@@ -40,7 +40,7 @@ def test_dtypes_without_a_counterpart() -> None:
 
 
 def test_bitwise_ops_take_integers() -> None:
-    p = Program(2)
+    p = ProgramWriter(2)
     with pytest.raises(ValueError, match="BXOR takes integers or bools, not bf16"):
         Reduction("BXOR").all_reduce(p, p.parameter((2,), "bf16"))
 
@@ -48,12 +48,12 @@ def test_bitwise_ops_take_integers() -> None:
 def test_calls_that_differ_have_other_fingerprints() -> None:
     values = (((2, 3), torch.float32),)
     calls = [
-        Call("all_reduce", "sum", values),
-        Call("all_reduce", "max", values),
-        Call("reduce", "sum", values),
-        Call("all_reduce", "sum", (((3, 2), torch.float32),)),
-        Call("all_reduce", "sum", (((2, 3), torch.bfloat16),)),
-        Call("all_reduce", "sum", values * 2),
+        CollectiveCall("all_reduce", "sum", values),
+        CollectiveCall("all_reduce", "max", values),
+        CollectiveCall("reduce", "sum", values),
+        CollectiveCall("all_reduce", "sum", (((3, 2), torch.float32),)),
+        CollectiveCall("all_reduce", "sum", (((2, 3), torch.bfloat16),)),
+        CollectiveCall("all_reduce", "sum", values * 2),
     ]
     assert len({call.fingerprint for call in calls}) == len(calls)
     assert str(calls[0]) == "all_reduce sum float32[2, 3]"

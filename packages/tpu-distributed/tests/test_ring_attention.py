@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tpu_distributed.ring_attention import steps
-from tpu_distributed.stablehlo import Program
+from tpu_distributed.stablehlo import ProgramWriter
 
 LENGTH = 4  # rows of each process
 
@@ -45,7 +45,7 @@ def test_other_lengths_have_no_causal_mask() -> None:
 
 
 def test_a_permutation_in_groups() -> None:
-    p = Program(2, [[0, 1], [2, 3]])
+    p = ProgramWriter(2, [[0, 1], [2, 3]])
     text = p.text([p.permute(p.parameter((3,), "f32"), [1, 0])])
     pairs = "source_target_pairs = dense<[[0, 1], [1, 0], [2, 3], [3, 2]]> : tensor<4x2xi64>"
     assert f'"stablehlo.collective_permute"(%arg0) {{{pairs}}}' in text

@@ -12,7 +12,7 @@ import pytest
 from tpu_core.config import override
 from tpu_core.errors import ProcessGroupError
 from tpu_distributed import slices
-from tpu_distributed.stablehlo import Program
+from tpu_distributed.stablehlo import ProgramWriter
 
 RECORD: Any = SimpleNamespace(call="all_reduce sum float32[4] in groups of 2", line="train.py:7")
 
@@ -58,7 +58,7 @@ def test_groups_that_overlap_are_an_error() -> None:
 
 
 def test_programs_of_several_groups() -> None:
-    p = Program(2, [(0, 2), (1, 3)])
+    p = ProgramWriter(2, [(0, 2), (1, 3)])
     x = p.parameter((4,), "f32")
     text = p.text([p.all_reduce(p.only_from(x, 1), "add")])
     assert "replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>" in text

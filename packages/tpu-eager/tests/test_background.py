@@ -20,7 +20,7 @@ import torch
 from tpu_core import modes
 from tpu_core.compiler import workers
 from tpu_core.compiler.background import Background
-from tpu_core.compiler.worker import Job
+from tpu_core.compiler.worker import CompileJob
 from tpu_core.config import override
 from tpu_core.errors import BackgroundCompileWarning, RecompilationError
 from tpu_core.lowering.registry import REGISTRY
@@ -349,7 +349,7 @@ def test_a_pipe_is_closed_by_the_thread_that_reads_it(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(workers.WorkerProcess, "compile", compile_and_stop)
     pool = workers.Workers(1)
-    pool.submit(lambda: Job(None, b"", 0), lambda result: None)
+    pool.submit(lambda: CompileJob(None, b"", 0), lambda result: None)
     assert sent.wait(WAIT)
     (pid,) = pool.pids()
     pool.close()

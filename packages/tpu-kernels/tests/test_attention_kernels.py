@@ -13,15 +13,15 @@ import torch.nn.functional as F
 
 import tpu_kernels
 from tpu_core.lowering import load
-from tpu_core.lowering.division import Division
 from tpu_core.lowering.evaluate import call_lowering
 from tpu_core.lowering.implementations import GROUP, Target, lowering_for
+from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels import KernelRuleError
 from tpu_kernels.ops.attention.api import KERNEL
 from tpu_kernels.ops.attention.arguments import AttentionArguments
-from tpu_kernels.ops.attention.names import BACKWARD, FORWARD
+from tpu_kernels.ops.attention.overloads import BACKWARD, FORWARD
 from tpu_kernels.ops.table import KERNELS
 
 TPU = Target("tpu")
@@ -106,7 +106,7 @@ def test_a_program_for_several_devices_has_to_say_how_it_is_divided() -> None:
     assert KERNEL.select(arguments(), several, None).name == "plain"
     with pytest.raises(KernelRuleError, match="The program is for one device"):
         KERNEL.select(arguments(), several, "pallas")
-    divided = Target("tpu", 4, division=Division(abstract_mesh({"data": 4})))
+    divided = Target("tpu", 4, division=OperandSharding(abstract_mesh({"data": 4})))
     assert KERNEL.select(arguments(), divided, None).name == "pallas"
 
 

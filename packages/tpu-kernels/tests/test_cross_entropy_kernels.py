@@ -112,7 +112,7 @@ def test_blocks_of_every_chip_are_whole_tiles(kind: str) -> None:
 
 def test_values_and_gradients_of_divided_tokens() -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    script = Path(__file__).with_name("divided_cross_entropy.py")
+    script = Path(__file__).with_name("sharded_cross_entropy.py")
     result = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
     )

@@ -17,8 +17,7 @@ from tpu_core.lowering.implementations import Target, lowering_for
 from tpu_core.lowering.registry import REGISTRY
 from tpu_kernels import KernelRuleError
 from tpu_kernels.ops.grouped_mm.api import KERNEL
-from tpu_kernels.ops.grouped_mm.arguments import GroupedArguments
-from tpu_kernels.ops.grouped_mm.names import GROUPED_MM
+from tpu_kernels.ops.grouped_mm.arguments import GROUPED_MM, GroupedArguments
 from tpu_kernels.ops.grouped_mm.tiles import tiles
 
 TPU = Target("tpu")

@@ -22,6 +22,12 @@ _numbers = itertools.count()
 KEPT: list[Any] = []
 
 
+def test_decorator_without_a_name() -> None:
+    message = r"Name the op: @jax_op\(\"my::prints\"\) above the function"
+    with pytest.raises(TypeError, match=message):
+        jax_op(prints)  # type: ignore[call-overload]  # the mistake
+
+
 def make(fn: Callable[..., Any], **options: Any) -> JaxOp:
     return jax_op(f"test_mistakes::op{next(_numbers)}", fn, **options)
 

@@ -1,4 +1,4 @@
-"""Pallas kernels as ops: by the interpreter here, by Mosaic for TPUs that are not there."""
+"""Pallas kernels as ops: by the interpreter here, by Mosaic for TPU topologies."""
 
 from __future__ import annotations
 

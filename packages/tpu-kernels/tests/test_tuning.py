@@ -15,8 +15,8 @@ from tpu_core import config
 from tpu_core.errors import CacheWarning, LibtpuMissingError
 from tpu_core.lowering import implementations
 from tpu_kernels.ops.attention import choice
-from tpu_kernels.ops.attention.blocks import Blocks
-from tpu_kernels.ops.attention.names import KERNEL_FORWARD, KERNEL_OF_KEYS
+from tpu_kernels.ops.attention.blocks import BlockGrid
+from tpu_kernels.ops.attention.overloads import KERNEL_FORWARD, KERNEL_OF_KEYS
 from tpu_kernels.ops.attention.tuning import CANDIDATES, KERNELS
 from tpu_kernels.tuning import cli, table, tuner
 from tpu_kernels.tuning.bundles import Bundles, count
@@ -70,7 +70,7 @@ def test_a_schedule_without_these_parts(sizes: tuple[int, ...]) -> None:
 
 
 def test_cycles_are_those_of_what_is_computed() -> None:
-    causal = Blocks(1024, 1024, 256, 512, is_causal=True)
+    causal = BlockGrid(1024, 1024, 256, 512, is_causal=True)
     cost = Bundles(block=100, step=10, once=1)
     # Of 4 x 2 blocks, 6 have scores up to the diagonal.
     assert choice.estimate(KERNEL_FORWARD, causal, cost, 0.0) == 6 * 100 + 8 * 10 + 4

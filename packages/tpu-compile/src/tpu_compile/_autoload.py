@@ -15,7 +15,7 @@ def load() -> None:
     import torch
 
     from tpu_core import torch_compat
-    from tpu_core.imports import when_imported
+    from tpu_core.import_hooks import when_imported
 
     # Before TORCH_LOGS is read.
     torch._logging._internal.register_artifact(
@@ -75,7 +75,7 @@ def _know_optimizers(module: ModuleType) -> None:
 
 
 def _know_geometry(module: ModuleType) -> None:
-    from tpu_compile.fakes import know_geometry
+    from tpu_compile.fake_impls import know_geometry
 
     know_geometry(module)
 

@@ -187,7 +187,7 @@ def _roots(graph: Graph, outputs: list[Any]) -> dict[Node, Node]:
 
 
 def _overlaps(value: torch.Tensor) -> bool:
-    """Whether elements share a place, by the sizes that the graph was traced with."""
+    """Return whether elements share a place, by the sizes that the graph was traced with."""
 
     def known(n: Any) -> int:
         hint = n.node.hint if isinstance(n, torch.SymInt) else n
@@ -235,12 +235,14 @@ def _storage(node: Node) -> int:
 
 
 def _is_strided_view(value: torch.Tensor, of: torch.Tensor) -> bool:
-    """Whether the values are those of ``of``, read at other places."""
+    """Return whether the values are those of ``of``, read at other places."""
     return (value.dtype, value.is_conj(), value.is_neg()) == (of.dtype, of.is_conj(), of.is_neg())
 
 
 def _view(graph: Graph, node: Node, of: _Result, place: Callable[[Any], _Result]) -> _View:
-    """How to view ``of`` as ``node``; a symbolic size becomes a result of the graph."""
+    """View of ``of`` with the geometry of ``node``; a symbolic size becomes a result of the
+    graph.
+    """
     value: torch.Tensor = node.meta["val"]
     ops = torch.ops.aten
 

@@ -39,7 +39,7 @@ def tpu(
     from tpu_compile.compilers import compile_backward, compile_forward, compile_inference
     from tpu_compile.graph_losses import leave_out_logits
     from tpu_compile.graphs import decompositions
-    from tpu_compile.input_writes import replaces_storages
+    from tpu_compile.mutations import replaces_storages
 
     leave_out_logits(model)
     with_autograd = aot_autograd(
@@ -85,7 +85,7 @@ def _check_mode(mode: str | None) -> None:
 
 
 def _is_ours(model: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether a tensor of the graph is on the device: an input, or one that it makes."""
+    """Return whether a tensor of the graph is on the device: an input, or one that it makes."""
     for value in example_inputs:
         if isinstance(value, torch.Tensor) and value.device.type == "tpu":
             return True

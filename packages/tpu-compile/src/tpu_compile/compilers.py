@@ -1,4 +1,6 @@
-"""What AOTAutograd calls to compile the graphs of a function: for inference, forward, backward."""
+"""Compilers that AOTAutograd calls for the graphs of a function: for inference, forward,
+backward.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from torch.fx import GraphModule
 
 from tpu_compile import reports
 from tpu_compile.aliasing import Boxed, compile_apart
+from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import compile_graph
-from tpu_compile.input_writes import compile_writing
-from tpu_compile.lookup import outputs
+from tpu_compile.mutations import compile_writing
 from tpu_compile.updates import mark_updates
 
 

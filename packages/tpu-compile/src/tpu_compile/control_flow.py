@@ -1,7 +1,7 @@
 """PyTorch's higher-order ops as StableHLO's control flow.
 
-A lowering takes a `Call` and the op's arguments, graphs among them; it returns what the op does.
-Bodies are evaluated by the same evaluator as the graph around them.
+A lowering takes a `HigherOrderCall` and the op's arguments, graphs among them; it returns what the
+op does. Bodies are evaluated by the same evaluator as the graph around them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import lax
 from torch.fx import GraphModule, Node
 
 from tpu_compile import flex_attention
-from tpu_compile.draws import Derived, Draws, is_random
+from tpu_compile.rng import Derived, Draws, is_random
 from tpu_compile.sizes import Sizes
 from tpu_core.lowering.random import fold_in
 
@@ -34,7 +34,7 @@ class Evaluator(Protocol):
     ) -> Results: ...
 
 
-class Call:
+class HigherOrderCall:
     """One call of a higher-order op.
 
     Args:
@@ -83,7 +83,11 @@ def _truth(value: Any) -> Any:
 
 
 def _cond(
-    call: Call, pred: Any, if_true: GraphModule, if_false: GraphModule, operands: Sequence[Any]
+    call: HigherOrderCall,
+    pred: Any,
+    if_true: GraphModule,
+    if_false: GraphModule,
+    operands: Sequence[Any],
 ) -> Results:
     key = call.key()
     if isinstance(pred, (bool, int)):
@@ -97,7 +101,7 @@ def _cond(
 
 
 def _while_loop(
-    call: Call,
+    call: HigherOrderCall,
     test: GraphModule,
     body: GraphModule,
     carried: Sequence[Any],
@@ -107,7 +111,7 @@ def _while_loop(
 
 
 def _rounds(
-    call: Call,
+    call: HigherOrderCall,
     test: GraphModule,
     body: GraphModule,
     start: Results,
@@ -132,7 +136,7 @@ def _rounds(
 
 
 def _scan(
-    call: Call,
+    call: HigherOrderCall,
     combine: GraphModule,
     init: Sequence[Any],
     xs: Sequence[Any],
@@ -149,12 +153,14 @@ def _scan(
     return *carry, *ys
 
 
-def _map(call: Call, body: GraphModule, xs: Sequence[Any], others: Sequence[Any] = ()) -> Results:
+def _map(
+    call: HigherOrderCall, body: GraphModule, xs: Sequence[Any], others: Sequence[Any] = ()
+) -> Results:
     return _scan(call, body, (), xs, others)
 
 
 def _associative_scan(
-    call: Call, combine: GraphModule, xs: Sequence[Any], others: Sequence[Any] = ()
+    call: HigherOrderCall, combine: GraphModule, xs: Sequence[Any], others: Sequence[Any] = ()
 ) -> Results:
     key = call.key()
 
@@ -167,7 +173,9 @@ def _associative_scan(
     return tuple(lax.associative_scan(pair, tuple(xs)))
 
 
-def _invoke_subgraph(call: Call, body: GraphModule, name: str, *operands: Any) -> Results:
+def _invoke_subgraph(
+    call: HigherOrderCall, body: GraphModule, name: str, *operands: Any
+) -> Results:
     return call.inline(body, operands, call.draws)
 
 
@@ -175,13 +183,13 @@ STACKS = _HOPS.while_loop_stack_output
 
 
 def _stacked_while_loop(
-    call: Call,
+    call: HigherOrderCall,
     test: GraphModule,
     body: GraphModule,
     carried: Sequence[Any],
     others: Sequence[Any] = (),
 ) -> Results:
-    """What the loop carries after each round, in arrays with room for some, and their number.
+    """Values carried after each iteration, in arrays with room for some, and their number.
 
     Of a loop without rounds PyTorch keeps what it began with.
     """
@@ -209,7 +217,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
 
 
 def can_be_lowered(node: Node) -> bool:
-    """Whether a higher-order op has a lowering; that of its bodies' ops is another question."""
+    """Return whether a higher-order op has a lowering; that of its bodies' ops is another
+    question.
+    """
     # What draws random numbers for each score has no numbers in PyTorch's eager either.
     scores = (_HOPS.flex_attention, _HOPS.flex_attention_backward)
     return node.target in LOWERINGS and not (node.target in scores and is_random(node))

@@ -11,12 +11,12 @@ from jax import lax
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from tpu_compile.control_flow import LOWERINGS, Call
-from tpu_compile.draws import Draws, is_random
-from tpu_compile.lookup import lowering_of
+from tpu_compile.control_flow import LOWERINGS, HigherOrderCall
+from tpu_compile.fx_utils import lowering_of
 from tpu_compile.numbers import ITEM, SELECT
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
+from tpu_compile.rng import Draws, is_random
 from tpu_compile.sizes import Sizes
 from tpu_core.lowering.evaluate import to_jax
 from tpu_core.pjrt import client as pjrt
@@ -24,7 +24,7 @@ from tpu_core.recorder.compute import GraphEvaluator, call_node
 
 
 def is_arithmetic(value: Any) -> bool:
-    """Whether a node's metadata is that of a number."""
+    """Return whether a node's metadata is that of a number."""
     return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
@@ -70,7 +70,9 @@ class _Evaluator(GraphEvaluator):
         if op is ITEM:
             return pjrt.weak(jnp.reshape(args[0], ()))
         if op in LOWERINGS:
-            return LOWERINGS[op](Call(node, call, self._sizes, self._draws), *args, **kwargs)
+            return LOWERINGS[op](
+                HigherOrderCall(node, call, self._sizes, self._draws), *args, **kwargs
+            )
         return op(*args, **kwargs)  # arithmetic on numbers that the program computes
 
 
@@ -100,5 +102,5 @@ def evaluate(
 def call(
     module: GraphModule, arguments: Sequence[Any], sizes: Sizes, draws: Draws
 ) -> tuple[Any, ...]:
-    """What a graph returns; arguments as of `evaluate`."""
+    """Return values of a graph; arguments as of `evaluate`."""
     return tuple(_Evaluator(module, sizes, draws, {}).results(module, arguments))

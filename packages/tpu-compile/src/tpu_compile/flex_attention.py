@@ -22,13 +22,13 @@ from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.matmul import contract
 
 if TYPE_CHECKING:
-    from tpu_compile.control_flow import Call
+    from tpu_compile.control_flow import HigherOrderCall
 
 _LOG_2 = math.log(2)  # PyTorch's statistics are logarithms to base 2
 
 
 def flex_attention(
-    call: Call,
+    call: HigherOrderCall,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -76,7 +76,7 @@ def _all(
 
 
 def flex_attention_backward(
-    call: Call,
+    call: HigherOrderCall,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

@@ -26,8 +26,8 @@ SCORE_QUERY = (((2,), (2,)), ((0, 1), (0, 1)))  # [B,H,M,N] x [B,H,M,E] -> [B,H,
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Which tiles of scores there are.
+class BlockSparsity:
+    """Tiles of scores that a block mask keeps.
 
     A row is one block of queries, of the sequences and heads that share an entry of the mask; rows
     are numbered with the block of queries last.
@@ -102,7 +102,7 @@ class Blocks:
         return [*at, jnp.minimum(m, queries - 1), jnp.minimum(n, keys - 1)], n < keys
 
 
-def blocks_of(block_mask: Sequence[Any], shape: tuple[int, ...]) -> Blocks | None:
+def blocks_of(block_mask: Sequence[Any], shape: tuple[int, ...]) -> BlockSparsity | None:
     """The tiles that a block mask names, None if there is but one.
 
     Args:
@@ -126,12 +126,12 @@ def blocks_of(block_mask: Sequence[Any], shape: tuple[int, ...]) -> Blocks | Non
         at = jnp.where(turn < partial[:, None], turn, turn - partial[:, None] + order.shape[1])
         order = jnp.take_along_axis(both, at, 1, mode="clip")
         count = partial + full
-    return Blocks(batch, heads, rows, size, shape, partial, count, order)
+    return BlockSparsity(batch, heads, rows, size, shape, partial, count, order)
 
 
 def _scores(
     graphs: ScoreGraphs,
-    blocks: Blocks,
+    blocks: BlockSparsity,
     q: jax.Array,
     k: jax.Array,
     scale: float,
@@ -147,7 +147,7 @@ def _scores(
 
 def forward(
     graphs: ScoreGraphs,
-    blocks: Blocks,
+    blocks: BlockSparsity,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -202,7 +202,7 @@ def forward(
 
 def backward(
     graphs: ScoreGraphs,
-    blocks: Blocks,
+    blocks: BlockSparsity,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

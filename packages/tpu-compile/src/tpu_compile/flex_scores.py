@@ -16,7 +16,7 @@ from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.registry import lowering
 
 if TYPE_CHECKING:
-    from tpu_compile.control_flow import Call
+    from tpu_compile.control_flow import HigherOrderCall
 
 Indices = Sequence[Any]
 """Positions in batch, heads, queries and keys: a vector each."""
@@ -24,7 +24,7 @@ Indices = Sequence[Any]
 
 @dataclass(frozen=True)
 class ScoreGraphs:
-    """What a call makes of its scores.
+    """Score and mask modifications of a call.
 
     Attributes:
         call: The call.
@@ -35,7 +35,7 @@ class ScoreGraphs:
             their gradients.
     """
 
-    call: Call
+    call: HigherOrderCall
     score_mod: GraphModule
     mask_mod: GraphModule
     score_buffers: Sequence[Any]
@@ -56,7 +56,7 @@ class ScoreGraphs:
         return cast(_of_each(change, at, raw), raw.dtype)
 
     def mask(self, at: Indices) -> jax.Array:
-        """Which scores count, ``[B, H, M, N]``."""
+        """Mask of the scores that count, ``[B, H, M, N]``."""
 
         def seen(*index: Any) -> Any:
             return self.call.run(self.mask_mod, (*index, *self.mask_buffers), None)[0]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_compile.draws import Seeds
-from tpu_compile.lookup import subgraphs
+from tpu_compile.fx_utils import subgraphs
+from tpu_compile.rng import Seeds
 from tpu_compile.sizes import Sizes, Symbols
 from tpu_compile.unbacked import Bounded
-from tpu_core.padding.told import Dim, OpenSize, Shape
+from tpu_core.padding.synthetic import Dim, DynamicSize, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Graph:
         seeds: Words of the ops that draw random numbers.
         same: Calls of the form of an earlier one, with that one.
         bounded: How sizes are computed in it, if they are.
-        open: Its open sizes, for `tpu_core.padding.told`.
+        open: Its open sizes, for `tpu_core.padding.synthetic`.
         ops: Names of its ops, those of its subgraphs among them.
     """
 
@@ -51,7 +51,7 @@ class Graph:
     seeds: Seeds
     same: dict[Node, Node]
     bounded: Bounded | None = None
-    open: list[OpenSize] = field(init=False)
+    open: list[DynamicSize] = field(init=False)
     ops: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Graph:
         object.__setattr__(self, "ops", list(_ops(self.module)))
 
     def returned(self) -> list[Any]:
-        """What the program returns: fake tensors, and the numbers that it computes."""
+        """Outputs of the program: fake tensors, and the numbers that it computes."""
         return [r.meta["val"] for r, is_made in zip(self.results, self.made) if is_made]
 
     def values(self, numbers: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
@@ -67,7 +67,7 @@ class Graph:
         return self.symbols.values(numbers, shapes)
 
     def holds(self, values: Sequence[int]) -> bool:
-        """Whether the graph takes such values."""
+        """Return whether the graph takes such values."""
         return self.symbols.hold(self.symbols.sizes(values))
 
     def numbers(self, values: Sequence[int]) -> list[int]:
@@ -97,7 +97,7 @@ def _shape(result: Any, sizes: Sizes) -> Shape:
     return sizes.all(result.shape) if isinstance(result, torch.Tensor) else ()
 
 
-def _open_sizes(graph: Graph) -> list[OpenSize]:
+def _open_sizes(graph: Graph) -> list[DynamicSize]:
     found = []
     for size in graph.symbols.open:
         results = [
@@ -108,6 +108,6 @@ def _open_sizes(graph: Graph) -> list[OpenSize]:
         ]
         operands = tuple(Dim(*d) for d in size.dims)
         found.append(
-            OpenSize(size.origin, size.low, size.high, size.varies, operands, tuple(results))
+            DynamicSize(size.origin, size.low, size.high, size.varies, operands, tuple(results))
         )
     return found

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
+from tpu_compile.fx_utils import line_of
 from tpu_compile.linear_loss import Logits, after, call_of, from_linear, verdict, without_logits
-from tpu_compile.lookup import line_of
 from tpu_core.metrics import METRICS, KernelChoice
 
 logger = logging.getLogger("tpu_compile")

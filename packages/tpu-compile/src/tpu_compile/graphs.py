@@ -21,15 +21,15 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
 from tpu_compile import control_flow, numbers, random_states
-from tpu_compile.draws import STATE, Seeds, Words, as_scalars
 from tpu_compile.evaluate import evaluate, is_arithmetic
+from tpu_compile.fx_utils import lowering_of, outputs, subgraphs
 from tpu_compile.graph import Graph
+from tpu_compile.graph_splitting import in_parts
 from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
-from tpu_compile.lookup import lowering_of, outputs, subgraphs
-from tpu_compile.moved_lanes import move_lanes
-from tpu_compile.parts import in_parts
+from tpu_compile.lane_permutation import move_lanes
 from tpu_compile.repeats import repeats
+from tpu_compile.rng import STATE, Seeds, Words, as_scalars
 from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
 from tpu_core import _C
@@ -37,11 +37,11 @@ from tpu_core.errors import UnsupportedOpError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.implementations import target
 from tpu_core.lowering.registry import register
-from tpu_core.padding.outline import outlining
-from tpu_core.padding.sizes import Unpaddable
-from tpu_core.padding.told import tells
+from tpu_core.padding.segment_signature import is_tracing
+from tpu_core.padding.sizes import NotPaddableError
+from tpu_core.padding.synthetic import register_dynamic_graph
 from tpu_core.recorder import decompose
-from tpu_core.recorder.variants import overload_name
+from tpu_core.recorder.functional_variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
 logger = logging.getLogger("tpu_compile")
@@ -108,7 +108,7 @@ def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:
     graph = replace(_graph_of(parts.module), key=key_of(module), bounded=parts)
     try:
         _try(graph)
-    except Unpaddable as error:
+    except NotPaddableError as error:
         logger.info("a bounded size does not help, it runs op by op: %s%s", error, error.op)
         return None
     if not parts.checks:
@@ -127,7 +127,7 @@ def _try(graph: Graph) -> None:
     """Trace a graph, for any values of its open sizes.
 
     Raises:
-        Unpaddable: It cannot be lowered.
+        NotPaddableError: It cannot be lowered.
     """
     values = [max(size.low, 2) for size in graph.open]
     shapes = [shape for shape, _ in graph.operands(values)]
@@ -141,7 +141,7 @@ def _try(graph: Graph) -> None:
 
 
 def _has_only_tensors(graph: Graph) -> bool:
-    """Whether a graph is a function of tensors that gives tensors and constants."""
+    """Return whether a graph is a function of tensors that gives tensors and constants."""
     results = zip(graph.results, graph.made)
     plain = all(_is_tensor(r) if made else not isinstance(r, Node) for r, made in results)
     return plain and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
@@ -199,7 +199,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
-    """Whether the program returns a result: a tensor, or a number that it computes."""
+    """Return whether the program returns a result: a tensor, or a number that it computes."""
     if not isinstance(result, Node) or result.target is random_states.state_of:
         return False
     return _is_tensor(result) or not numbers.are_known(result.meta["val"], known)
@@ -247,7 +247,7 @@ def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
 
 
 def _is_plain(node: Any) -> bool:
-    """Whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
+    """Return whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
     value = node.meta["val"]
     return bool(value.is_contiguous() and value.storage_offset() == 0)
 
@@ -298,7 +298,7 @@ def _define() -> None:
     library.impl("graph", _batched, "Batched")
     _libraries.append(library)
     register(_NAME, _lower, identity=_identity)
-    tells(_NAME, GRAPHS.__getitem__)
+    register_dynamic_graph(_NAME, GRAPHS.__getitem__)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
@@ -365,6 +365,6 @@ def _evaluate(
     if graph.bounded is not None:
         results = graph.bounded.results(arguments, bound)
         return [r for r, is_made in zip(results, graph.made, strict=True) if is_made]
-    same = graph.same if outlining() else {}
+    same = graph.same if is_tracing() else {}
     values = evaluate(graph.module, arguments, bound, Words(seeds), same)
     return [values[r] for r, is_made in zip(graph.results, graph.made) if is_made]

@@ -1,4 +1,4 @@
-"""What the ops of a graph compute, where their names and arguments do not say it all."""
+"""Identity of what a graph's ops compute, where their names and arguments do not say it all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from tpu_compile.lookup import lowering_of, subgraphs
+from tpu_compile.fx_utils import lowering_of, subgraphs
 from tpu_compile.sizes import SYMBOLIC, Sizes
 from tpu_core.recorder.compute import avals
 

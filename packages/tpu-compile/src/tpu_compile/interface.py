@@ -1,4 +1,4 @@
-"""What Dynamo asks of a device (``torch/_dynamo/device_interface.py``)."""
+"""The device interface that Dynamo uses (``torch/_dynamo/device_interface.py``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def interface() -> type[Any]:
         Stream = tpu.Stream
 
         class Worker:
-            """What compile workers ask; there are none."""
+            """Interface for compile workers; there are none."""
 
             @staticmethod
             def set_device(device: int) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_compile import recomputation
-from tpu_compile.draws import NUMBER
-from tpu_compile.lookup import subgraph
+from tpu_compile.fx_utils import subgraph
+from tpu_compile.rng import NUMBER
 from tpu_compile.sizes import Symbols
 from tpu_core.lowering.evaluate import to_jax
 

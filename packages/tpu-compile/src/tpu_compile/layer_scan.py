@@ -177,7 +177,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, type(None), torch.dtype})
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:
-    """What a module's function depends on beside its tensors; cheap, as each call asks."""
+    """Settings that a module's function depends on beside its tensors; cheap, as each call asks."""
     plain = [(k, _exact(v)) for k, v in vars(module).items() if _is_plain(v)]
     called = [(k, v) for k, v in vars(module).items() if isroutine(v)]
     hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
@@ -198,7 +198,7 @@ def _exact(value: Any) -> Any:
 
 
 def _check(layers: Sequence[nn.Module], may_differ: Collection[str]) -> None:
-    from tpu_compile.equal_layers import check_equal
+    from tpu_compile.layer_check import check_equal
 
     check_equal(layers, may_differ)
 

@@ -21,12 +21,12 @@ from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_compile.draws import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.evaluate import call
+from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import decompositions
 from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
-from tpu_compile.lookup import outputs
+from tpu_compile.rng import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.sizes import Sizes
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import register
@@ -65,7 +65,9 @@ class Layer:
         return [_meta_of(n) for n in outputs(self.forward)[1 + self.counts[1] :]]
 
     def grouped(self) -> tuple[list[int], list[int]]:
-        """What has a gradient: parameters by input, other arguments by their own position."""
+        """Indices of inputs with a gradient: parameters by input, other arguments by their own
+        position.
+        """
         assert self.backward is not None
         first, last = 1 + self.counts[0], 1 + sum(self.counts[:2])
         graded = [i for i, g in enumerate(outputs(self.backward)) if g is not None]
@@ -161,7 +163,7 @@ def _drop_unused(graph: Graph) -> None:
 
 
 def _order(forward: GraphModule, backward: GraphModule, results: int) -> list[int]:
-    """What backward reads, in its order; forward's results are brought into the same."""
+    """Inputs of backward, in its order; forward's results are brought into the same."""
     names = [n.name for n in backward.graph.nodes if n.op == "placeholder"]
     inputs = [n.name for n in forward.graph.nodes if n.op == "placeholder"]
     made = outputs(forward)

@@ -32,7 +32,7 @@ Step = tuple[str, Any]
 
 
 class LinearLoss(Protocol):
-    """What an entry point of the group leads to."""
+    """An implementation found by entry point."""
 
     def refused(
         self,
@@ -43,7 +43,7 @@ class LinearLoss(Protocol):
         devices: int,
         axes: Sequence[str],
     ) -> str | None:
-        """Why logits are built for a loss of these sizes; None where they need not be.
+        """Reason to build logits for a loss of these sizes, or None.
 
         Args:
             tokens, features, vocabulary: Sizes; of tokens that vary, an example.
@@ -77,7 +77,7 @@ def offered() -> LinearLoss | None:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What is known of a tensor that holds logits.
+    """Facts about a tensor that holds logits.
 
     Attributes:
         hidden, weight, bias: Of the layer, as the program has them: tensors or nodes.
@@ -163,7 +163,7 @@ def _step(name: str, rest: Sequence[Any], before: Any, made: Any) -> Step | None
 
 
 def _keeps_columns(index: tuple[Any, ...], dims: int) -> bool:
-    """Whether an index is one of rows alone, known without the values of tensors."""
+    """Return whether an index is one of rows alone, known without the values of tensors."""
     for part in index:
         ends = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
         if not all(end is None or end is Ellipsis or isinstance(end, int) for end in ends):
@@ -199,7 +199,7 @@ def call_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, O
 def verdict(
     logits: Logits, value: Any, target: Any, devices: int = 1, axes: Sequence[str] = ()
 ) -> str | None:
-    """Why a loss cannot be, or need not be, computed without logits; None where it can.
+    """Reason to compute a loss with logits; None where it needs none.
 
     Args:
         logits: That it is of.

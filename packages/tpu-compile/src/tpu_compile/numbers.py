@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_compile.lookup import lowering_of
+from tpu_compile.fx_utils import lowering_of
 from tpu_compile.sizes import SYMBOLIC, is_known
 
 _ARITHMETIC = {
@@ -52,20 +52,20 @@ def known_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
 
 
 def is_computed(value: Any, known: AbstractSet[Any]) -> bool:
-    """Whether a node's metadata is a number that the program computes."""
+    """Return whether a node's metadata is a number that the program computes."""
     number = isinstance(value, (torch.SymInt, torch.SymBool))
     return number and not is_known(value.node.expr, known)
 
 
 def are_known(value: Any, known: AbstractSet[Any]) -> bool:
-    """Whether a number, or a tensor's shape and strides, follow from what is known."""
+    """Return whether a number, or a tensor's shape and strides, follow from what is known."""
     if isinstance(value, torch.Tensor):
         return all(are_known(n, known) for n in (*value.shape, *value.stride()))
     return not isinstance(value, SYMBOLIC) or is_known(value.node.expr, known)
 
 
 def can_be_computed(node: Node) -> bool:
-    """Whether a node that is such a number can be one in a program, and where it is used."""
+    """Return whether a node that is such a number can be one in a program, and where it is used."""
     made = node.op == "placeholder" or node.target in (*_ARITHMETIC, operator.getitem, ITEM)
     return made and all(_takes(user, node) for user in node.users)
 

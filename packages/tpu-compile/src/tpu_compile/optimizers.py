@@ -1,4 +1,4 @@
-"""What Dynamo asks where it traces an optimizer's step."""
+"""Hooks for Dynamo where it traces an optimizer's step."""
 
 from __future__ import annotations
 

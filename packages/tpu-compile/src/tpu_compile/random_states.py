@@ -15,14 +15,14 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from tpu_compile.draws import STATE
+from tpu_compile.rng import STATE
 
 _SAVES = torch.ops.higher_order.run_and_save_rng_state
 _RESTORES = torch.ops.higher_order.run_with_rng_state
 
 
 def state_of(drawn: Any) -> Any:
-    """In a graph, the random state that an op took. It is a mark; nobody calls it."""
+    """In a graph, the random state that an op took. It is a marker and never called."""
     raise RuntimeError("A random state is known to the caller of a graph alone.")
 
 
@@ -34,7 +34,7 @@ def drawn_op(node: Node) -> Any:
 
 
 def is_state(node: Node) -> bool:
-    """Whether the node's value is a random state."""
+    """Return whether the node's value is a random state."""
     if node.op == "placeholder":
         users = list(node.users)
         return bool(users) and all(u.target is _RESTORES and u.args[0] is node for u in users)
@@ -70,7 +70,7 @@ def unwrap(module: GraphModule) -> None:
 
 
 def _metadata(node: Node) -> Any:
-    """What the op returns, as fake tensors: the partitioner leaves the wrapped op without."""
+    """Results of the op as fake tensors: the partitioner leaves the wrapped op without."""
     target: Any = node.target
     args: Any = map_arg(node.args, lambda n: n.meta["val"])
     kwargs: Any = map_arg(node.kwargs, lambda n: n.meta["val"])

@@ -1,7 +1,7 @@
 """Calls of a graph that have the form of an earlier one.
 
 Layers repeat: what a lowering makes of sizes is the same in all of them, so that one need be looked
-at where only the form of a graph's ops is asked for (`tpu_core.padding.outline`).
+at where only the form of a graph's ops is asked for (`tpu_core.padding.segment_signature`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_compile.lookup import lowering_of
+from tpu_compile.fx_utils import lowering_of
 from tpu_compile.sizes import Symbols
 
 

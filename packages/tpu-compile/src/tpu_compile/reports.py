@@ -1,4 +1,4 @@
-"""Graphs on their way to the device, for those who ask: logs, structured traces, files.
+"""Reports of compiled graphs: logs, structured traces, files.
 
 ``TORCH_LOGS="tpu_graphs"`` prints them, ``TORCH_TRACE`` records them for tlparse, and ``TPU_DUMP``
 writes them.

@@ -91,7 +91,7 @@ class Symbols:
         return f"{value.node.pytype.__name__}:{expression.xreplace(self._names)}"
 
     def hold(self, sizes: Sizes) -> bool:
-        """Whether the graph was made for sizes like these."""
+        """Return whether the graph was made for sizes like these."""
         return all(sizes.satisfy(g) for g in self._guards)
 
     def values(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -111,21 +111,21 @@ class Symbols:
         return found
 
     def sizes(self, values: Sequence[int]) -> Sizes:
-        """What follows from values of the open sizes."""
+        """Sizes derived from values of the dynamic sizes."""
         return Sizes({d.expression: n for d, n in zip(self.open, values, strict=True)})
 
     def bind(self, numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Sizes:
-        """What follows in a call with these arguments, see `values`."""
+        """Sizes derived from a call's arguments, see `values`."""
         return self.sizes(self.values(numbers, shapes))
 
 
 def is_symbol(value: Any) -> bool:
-    """Whether a size is a symbol itself, not something that follows from one."""
+    """Return whether a size is a symbol itself, not something that follows from one."""
     return isinstance(value, torch.SymInt) and _is_symbol(value.node.expr)
 
 
 def is_known(expression: Any, known: Iterable[Any]) -> bool:
-    """Whether an expression follows from others."""
+    """Return whether an expression follows from others."""
     return not expression.xreplace(dict.fromkeys(known, sympy.Integer(2))).free_symbols
 
 
@@ -189,7 +189,9 @@ class Sizes:
         return tuple(map(self.value, numbers))
 
     def knows(self, number: Any) -> bool:
-        """Whether `value` can tell a number; what comes from a tensor's contents it cannot."""
+        """Return whether `value` can tell a number; what comes from a tensor's contents it
+        cannot.
+        """
         known = {*self._values, *self._dims}
         return not isinstance(number, SYMBOLIC) or is_known(number.node.expr, known)
 
@@ -199,7 +201,7 @@ class Sizes:
         return {str(s): int(self._values[s]) for s in found if s in self._values}
 
     def satisfy(self, guard: Any) -> bool:
-        """Whether a condition on the symbols is met."""
+        """Return whether a condition on the symbols is met."""
         return bool(guard.xreplace(self._values))
 
     def inside(self, inputs: Sequence[Any], arguments: Sequence[Any]) -> Sizes:

@@ -21,11 +21,11 @@ from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from tpu_compile import numbers
-from tpu_compile.draws import Words, drawing
 from tpu_compile.evaluate import call
-from tpu_compile.lookup import line_of, outputs, part_of, subgraphs
+from tpu_compile.fx_utils import line_of, outputs, part_of, subgraphs
+from tpu_compile.rng import Words, drawing
 from tpu_compile.sizes import Sizes, is_symbol
-from tpu_core.padding.counted import run_counted
+from tpu_core.padding.dynamic_counts import run_with_dynamic_counts
 
 _aten = torch.ops.aten
 _NONZERO = _aten.nonzero.default
@@ -85,14 +85,14 @@ class Bounded:
     passed: list[Node]
 
     def results(self, arguments: Sequence[Any], bound: Sizes) -> list[Any]:
-        """What ``module`` returns.
+        """Results of ``module``.
 
         Args:
             arguments: JAX values of its inputs, and numbers for sizes.
             bound: Values of the symbols that the inputs give.
 
         Raises:
-            Unpaddable: An op of the second part cannot run on padded arrays.
+            NotPaddableError: An op of the second part cannot run on padded arrays.
         """
         draws = Words(())
         found = call(self.first, arguments, bound, draws)
@@ -133,7 +133,7 @@ class Bounded:
 
             return jax.make_jaxpr(function)(*shapes)
 
-        late = iter(run_counted(trace, arrays, counts, limits))
+        late = iter(run_with_dynamic_counts(trace, arrays, counts, limits))
         exprs = [size.node.expr for size in self.sizes]
         results: list[Any] = []
         for result in outputs(self.module):
@@ -233,7 +233,7 @@ def _limit(size: torch.SymInt) -> int | None:
 
 
 def check_of(node: Node) -> Check | None:
-    """What a node checks; None where that is a constant."""
+    """Condition that a node checks; None where that is a constant."""
     condition, message = node.args[:2]
     if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
         return Check(condition.meta["val"], str(message), line_of(condition))
@@ -253,7 +253,7 @@ def _take_checks(module: GraphModule) -> list[Check]:
 
 
 def _follows(check: Check, makers: Sequence[Node], sizes: Sequence[torch.SymInt]) -> bool:
-    """Whether a check holds of whatever number of elements there are."""
+    """Return whether a check holds of whatever number of elements there are."""
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
     ranges = {}

@@ -1,11 +1,11 @@
-"""Which results of a graph are new values of its inputs, so that they take those inputs' memory."""
+"""Results of a graph that are new values of its inputs and reuse their memory."""
 
 from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
+from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import GRAPHS
-from tpu_compile.lookup import outputs
 from tpu_core.compiler.aliases import tells_updates
 
 _UPDATES = "tpu_updates"  # in a node's metadata: position of the input

@@ -1,4 +1,4 @@
-"""In place of this module stands the build of the extension for the torch that is installed."""
+"""Stand-in for the extension's build for the installed torch."""
 
 from tpu_core import _extension
 

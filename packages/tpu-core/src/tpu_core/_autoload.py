@@ -36,7 +36,7 @@ def load() -> None:
         return
     torch.utils.rename_privateuse1_backend("tpu")
     if (problem := _extension_problem()) is not None:
-        from tpu_core.absent import register_absent_module
+        from tpu_core.stub_module import register_absent_module
 
         register_absent_module(*problem)
         return
@@ -49,13 +49,13 @@ def load() -> None:
 
 
 def _stand_down(why: str) -> None:
-    from tpu_core.absent import stand_down
+    from tpu_core.stub_module import stand_down
 
     stand_down(why)
 
 
 def _extension_problem() -> tuple[str, str] | None:
-    """Why the built extension cannot be loaded into this torch and what to do, or None."""
+    """Problem and remedy if the built extension cannot be loaded into this torch, or None."""
     import torch
 
     from tpu_core import _extension

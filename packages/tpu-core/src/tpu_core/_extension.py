@@ -26,7 +26,7 @@ def minor(torch_version: str) -> str:
 
 
 def build_of(torch_minor: str) -> Path:
-    """Where the build for a minor release of torch and this Python is, or would be."""
+    """Path of the build for a minor release of torch and this Python."""
     return FOLDER / f"torch_{torch_minor.replace('.', '_')}" / FILE
 
 
@@ -48,7 +48,9 @@ def sources_digest() -> str:
 
 
 def is_current(build: Path) -> bool:
-    """Whether a build is of the sources beside it, if there are any; it holds their digest."""
+    """Return whether a build is of the sources beside it, if there are any; it holds their
+    digest.
+    """
     return not CSRC.exists() or sources_digest().encode() in build.read_bytes()
 
 

@@ -92,7 +92,7 @@ def _marked(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def _merges() -> bool:
-    """Whether ops that are called now share a program with others."""
+    """Return whether ops that are called now share a program with others."""
     if torch.compiler.is_compiling() or _traced():
         return False
     bound, *_ = _C.thread_mode() or modes.current().native()

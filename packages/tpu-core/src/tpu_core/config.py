@@ -85,15 +85,15 @@ class Config:
     eager_mode: str | None = _setting(
         "TPU_EAGER_MODE",
         choice("debug", "strict", "fused"),
-        "How ops outside `torch.compile` run: one at a time and wait (debug), one at a time "
-        "(strict), or recorded and run as one program (fused).",
+        "Execution of ops outside `torch.compile`: one at a time and wait (debug), one at a "
+        "time (strict), or recorded and run as one program (fused).",
         shown="`fused` with tpu-eager, else `strict`",
     )
     fallback: str = _setting(
         "TPU_FALLBACK",
         choice("warn", "error", "allow"),
-        "What happens to an op without a lowering: run on the CPU and warn once, raise, or run on "
-        "the CPU in silence.",
+        "Handling of an op without a lowering: run on the CPU and warn once, raise, or run on the "
+        "CPU in silence.",
         "warn",
     )
     cache_dir: Path = _setting(
@@ -113,7 +113,7 @@ class Config:
     cache: str = _setting(
         "TPU_CACHE",
         choice("on", "off"),
-        "Whether executables are kept beyond the process, on disk and in the shared cache.",
+        "Keep executables beyond the process, on disk and in the shared cache.",
         "on",
     )
     cache_url: str | None = _setting(
@@ -156,7 +156,7 @@ class Config:
     tiers: str = _setting(
         "TPU_TIERS",
         choice("auto", "compiled", "host"),
-        "On the CPU platform, what runs an op outside `torch.compile`: PyTorch's CPU kernel at "
+        "On the CPU platform, the tier of an op outside `torch.compile`: PyTorch's CPU kernel at "
         "first and a program once that pays, programs alone, as on a TPU, or CPU kernels wherever "
         "there is one.",
         "auto",
@@ -179,8 +179,8 @@ class Config:
     compile: str = _setting(
         "TPU_COMPILE",
         choice("blocking", "background"),
-        "Whether a new segment waits for its program in fused mode, or runs op by op where nearly "
-        "all its ops have been compiled one by one, while another process compiles its program.",
+        "Compilation of a new segment in fused mode: wait for its program, or run op by op where "
+        "nearly all its ops have been compiled one by one, while another process compiles it.",
         "background",
     )
     compile_workers: int = _setting(
@@ -193,8 +193,8 @@ class Config:
     performance_warnings: bool = _setting(
         "TPU_PERFORMANCE_WARNINGS",
         BOOL,
-        "Whether a program is told once what makes it slow: reads from the device in every step, "
-        "and a device that waits for its `DataLoader`.",
+        "Warn once about causes of slow steps: reads from the device in every step, and a device "
+        "that waits for its `DataLoader`.",
         True,
         shown="`1`",
     )
@@ -209,13 +209,13 @@ class Config:
     dump_dir: Path | None = _setting(
         "TPU_DUMP",
         FOLDER,
-        "Folder for what is compiled: each graph of `torch.compile` as Python, and each program as "
+        "Folder for dumps: each graph of `torch.compile` as Python, and each program as "
         "StableHLO and as XLA optimized it.",
     )
     collectives_span: str = _setting(
         "TPU_COLLECTIVES_SPAN",
         choice("auto", "group", "slice"),
-        "What the programs of a sub-group's collectives span: its own devices, or all of the "
+        "Devices that programs of a sub-group's collectives span: its own, or all of the "
         "slice, so that all ranks call them together. `auto` chooses `slice` where libtpu refuses "
         "programs for some of the chips: on v5e and v6e with more than 8.",
         "auto",
@@ -252,7 +252,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known about one field: see `settings`."""
+    """Description of one field: see `settings`."""
 
     name: str
     env: str

@@ -1,4 +1,4 @@
-"""How values of the configuration are written: parsers for the kinds of ``TPU_*`` variables."""
+"""Syntax of configuration values: parsers for the kinds of ``TPU_*`` variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCH = {
 
 @dataclass(frozen=True)
 class Kind:
-    """How a field is written in the environment.
+    """Syntax of a field in the environment.
 
     Attributes:
         name: Name of the type in the docs.

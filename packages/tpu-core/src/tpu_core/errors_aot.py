@@ -1,4 +1,4 @@
-"""Errors of compiling ahead of time for TPUs that are not there (`tpu_compile.aot`)."""
+"""Errors of compiling ahead of time for a TPU topology (`tpu_compile.aot`)."""
 
 from __future__ import annotations
 

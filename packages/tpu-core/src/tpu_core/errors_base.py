@@ -1,4 +1,4 @@
-"""What the errors and warnings of `tpu_core.errors` share: code, message format, base classes."""
+"""Base of the errors and warnings of `tpu_core.errors`: code, message format, base classes."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class SpmdMismatchWarning(TpuWarning):
     **How it happens.** In such a region collectives are parts of the programs that ranks record.
     Before a program runs the ranks compare it. Here one had other ops, shapes or dtypes than
     another, or other results were still in use after it (`if rank == 0: print(loss)`). The values
-    are right nevertheless: the collectives were carried out one by one, as outside of the region,
+    are right nevertheless: the collectives were executed one by one, as outside of the region,
     and so are those that follow until it ends. A rank that calls other *collectives* than another
     gets a `CollectiveMismatchError`, in the region and out of it.
 

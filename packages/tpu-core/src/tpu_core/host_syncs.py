@@ -1,4 +1,4 @@
-"""Finds lines that read from the device in nearly every step, and says so once.
+"""Detection of lines that sync with the device in nearly every step.
 
 A read harms where it leaves the device without work while the host records what comes next, and
 where that happens all the time. So a read counts only if a program ran since the last one of its
@@ -93,7 +93,7 @@ class HostSyncs:
             warn_at(line, warning)
 
     def _frequent(self, line: str, programs: int, array: Any) -> str | None:
-        """How often the line reads, in words, where a warning is due."""
+        """Frequency of a line's reads, in words, where a warning is due."""
         made = METRICS.programs_made()
         window = self._windows.get(line)
         if window is None or window.made != made:
@@ -125,7 +125,7 @@ class HostSyncs:
 
 
 def _idle(array: Any) -> bool:
-    """Whether the device of ``array`` has nothing left to run."""
+    """Return whether the device of ``array`` has nothing left to run."""
     from tpu_core import runtime, synchronization
 
     devices = runtime.runtime().client.devices

@@ -25,12 +25,12 @@ _MOST_WAITERS = 8  # one stays behind, until its array is computed, where a wait
 
 
 def is_handling_signals() -> bool:
-    """Whether signals are handled on this thread."""
+    """Return whether signals are handled on this thread."""
     return threading.current_thread() is threading.main_thread()
 
 
 def wait_for(array: Any) -> None:
-    """Wait until an array is computed. Its error is left to who reads it.
+    """Wait until an array is computed. Its error is raised by the read.
 
     Args:
         array: A `jax.Array` or a `tpu_core.padding.arrays.PaddedArray`.
@@ -83,7 +83,7 @@ class InterruptibleCalls:
         self._lock = threading.Lock()
 
     def run(self, key: str, call: Callable[[], Result]) -> Result:
-        """What ``call()`` gives, or the call of this key that an interrupt left behind.
+        """Result of ``call()``, or of the call of this key that an interrupt left behind.
 
         Args:
             key: Names the result.

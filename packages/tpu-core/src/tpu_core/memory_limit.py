@@ -69,7 +69,7 @@ def check_program(device: int, program: Any, needed: int, live: int) -> None:
 
 
 def check_allocation(device: int, needed: int, live: int, raises: bool) -> bool:
-    """Whether there is memory for ``needed`` bytes more.
+    """Return whether there is memory for ``needed`` bytes more.
 
     Args:
         device: Index of the device.

@@ -105,7 +105,7 @@ _VERBS: dict[Source, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How often a program ran.
+    """Run counts of a program.
 
     Attributes:
         count: Number of runs.
@@ -122,7 +122,7 @@ RunSource = Callable[[], Mapping[str, tuple[int, float]]]
 
 @dataclass(slots=True)
 class Fallback:
-    """How often and how long an op ran on the CPU, and the line that called it first."""
+    """Number and duration of an op's runs on the CPU, and the line that called it first."""
 
     count: int = 0
     seconds: float = 0.0
@@ -253,7 +253,7 @@ class Metrics:
             self._count["debug_checks"] += 1
 
     def set_source(self, totals: Callable[[], Mapping[str, int]]) -> None:
-        """Where the counts of the recorder's fast path come from; here they are only read.
+        """Set the source of the fast path's counts; here they are only read.
 
         Args:
             totals: Gives running totals by key of `COUNTERS`.
@@ -267,7 +267,7 @@ class Metrics:
         return int(self._count["compiles"] + self._count["cache_hits_disk"])
 
     def set_runs(self, runs: RunSource) -> None:
-        """Where the counts of single programs come from.
+        """Set the source of single programs' counts.
 
         Args:
             runs: Gives the number of runs and their seconds (see `Runs`) by key of the program.
@@ -282,7 +282,7 @@ class Metrics:
             return list(self._events)
 
     def runs(self) -> dict[str, Runs] | None:
-        """How often each program ran, by its key; None where that is not counted."""
+        """Runs of each program by its key; None where that is not counted."""
         source = self._runs
         if source is None:
             return None
@@ -312,7 +312,9 @@ class Metrics:
             return dict(self._syncs)
 
     def kernels(self) -> dict[KernelChoice, int]:
-        """How often each implementation was chosen where programs were lowered in this process."""
+        """Number of times each implementation was chosen where programs were lowered in this
+        process.
+        """
         with self._lock:
             return dict(self._kernels)
 
@@ -331,7 +333,7 @@ class Metrics:
         return counts
 
     def delta(self, previous: Mapping[str, float]) -> dict[str, float]:
-        """What has been counted since ``previous``, an earlier `snapshot`."""
+        """Counts since ``previous``, an earlier `snapshot`."""
         return {key: value - previous.get(key, 0) for key, value in self.snapshot().items()}
 
     def reset(self) -> None:

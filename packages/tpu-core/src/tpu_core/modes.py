@@ -21,7 +21,7 @@ Inspect = Callable[[Any, list[Any], list[Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How ops outside ``torch.compile`` run.
+    """Execution mode of ops outside ``torch.compile``.
 
     Attributes:
         name: ``"strict"``, ...
@@ -31,7 +31,7 @@ class Mode:
         cut_at_repetitions: Cut a loop that nothing else cuts once a round, or every few rounds
             where they are short, at the same place in each, rather than at every ``max_ops`` ops.
         pads: Segments that differ from earlier ones in sizes alone run on padded arrays.
-        compiles_in_background: With ``TPU_COMPILE=background`` a segment may run in pieces, op
+        compiles_in_background: With ``TPU_COMPILE=background`` a segment may run op
             by op, while its program is compiled.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.

@@ -1,4 +1,4 @@
-"""Which PJRT platform is behind the device ``tpu``, decided without jax and without libtpu.
+"""The PJRT platform behind the device ``tpu``, selected without jax and without libtpu.
 
 Asking libtpu costs seconds and prints to stderr where there is no TPU, so only files and
 environment variables are looked at.
@@ -51,7 +51,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Chips:
-    """What a look at the machine found.
+    """Chips found on the machine.
 
     Attributes:
         device_files: ``/dev/accel*``, or the VFIO groups where there are none.
@@ -78,7 +78,7 @@ class Chips:
 
     @property
     def visible(self) -> bool:
-        """Whether a chip can be used, as far as can be told without libtpu."""
+        """True if a chip can be used, as far as can be told without libtpu."""
         return self.count > 0 or self.vm
 
     @property
@@ -87,7 +87,7 @@ class Chips:
         return f"TPU {self.pci[0]}" if self.pci else None
 
     def describe(self) -> str:
-        """What was looked for and found, in one line."""
+        """Description of the search and its result, in one line."""
         files = ", ".join(self.device_files) or "none"
         bus = f"{len(self.pci)} ({self.kind})" if self.pci else "none"
         return (

@@ -185,7 +185,9 @@ def _usual(
     count: int,
     batch_first: bool,
 ) -> bool:
-    """Whether the layers are without projections, and what they get fits; else ATen says why."""
+    """Return whether the layers are without projections, and what they get fits; else ATen says
+    why.
+    """
     if torch._C._are_functorch_transforms_active() or x.dim() != 3 or not x.numel():
         return False
     if len(states) != (2 if kind == "lstm" else 1) or len(params) != layers * directions * count:

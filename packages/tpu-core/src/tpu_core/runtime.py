@@ -15,7 +15,7 @@ import typing_extensions  # PyTorch requires it
 
 from tpu_core import (
     _C,
-    collector,
+    gc_control,
     modes,
     platforms,
     synchronization,
@@ -57,7 +57,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether the device was used in this process."""
+    """Return whether the device was used in this process."""
     return _state is not None and _owner == os.getpid()
 
 
@@ -81,7 +81,7 @@ def initialize() -> Runtime:
             return _state
         # Importing jax makes a million objects; looking for garbage among them takes a quarter of
         # the start.
-        with collector.importing():
+        with gc_control.importing():
             _state = _start()
         _owner = os.getpid()
     torch_compat.mark_started()
@@ -100,12 +100,12 @@ def _start() -> Runtime:
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import garbage
-    from tpu_core.recorder import variants
+    from tpu_core.recorder import functional_variants
 
     logs.configure()
     client = pjrt.start()
     garbage.keep_signals_out()
-    collector.freeze_in_children()
+    gc_control.freeze_in_children()
     _keep_workers_quiet()
     lowering.load()
     store = open_store(config())
@@ -115,7 +115,7 @@ def _start() -> Runtime:
     # Working them out takes a fifth of the start.
     overloads = remembered_names(
         store,
-        variants.recorded_overloads,
+        functional_variants.recorded_overloads,
         versions=programs.source_versions(),
         lowerings=" ".join(entry.op for entry in REGISTRY),
     )
@@ -144,21 +144,21 @@ def _choose_tiers() -> None:
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
     from tpu_core import host_reads, interruptible, memory_limit
-    from tpu_core.compiler import new_state, programs
+    from tpu_core.compiler import programs, state_init
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
-    from tpu_core.recorder import describe, miss
+    from tpu_core.recorder import op_schema, signature
 
     devices = client.devices
     callbacks = {
-        "describe": describe.describe,
-        "miss": miss.miss,
+        "describe": op_schema.describe,
+        "miss": signature.new_signature,
         "jax_settings": jax_settings.code,
         "compile": builder.build,
         "program_due": builder.due,
-        "new_state": new_state.of_export,
-        "resume_collector": collector.resume,
+        "new_state": state_init.of_export,
+        "resume_collector": gc_control.resume,
         "check_memory": memory_limit.check_program,
         "check_allocation": memory_limit.check_allocation,
         "wait_for": interruptible.wait_for,

@@ -55,7 +55,9 @@ def _wait_for(array: Any, device: int) -> None:
 
 
 def is_ready(array: Any, device: int) -> bool:
-    """Whether a result is there, and where its memory was donated, what it was donated to."""
+    """Return whether a result is there, and where its memory was donated, what it was donated
+    to.
+    """
     while array is not None:
         try:
             return bool(array.is_ready())
@@ -68,7 +70,7 @@ def is_ready(array: Any, device: int) -> bool:
 
 
 def query(device: int) -> bool:
-    """Whether the device is idle. Recorded ops are sent off first."""
+    """Return whether the device is idle. Recorded ops are sent off first."""
     _C.flush_all(device, "stream query")
     copied = all(c.done() for c in HOST_COPIES.pending(device))
     arrays = [*_queued(), _C.newest_array(device)]
@@ -80,7 +82,7 @@ class Marker:
     """A recorded event: everything sent to the device before it.
 
     Attributes:
-        arrays: What the device computed last; None until somebody asks for a deferred event, which
+        arrays: What the device computed last; None until a deferred event is requested, which
             then is at the end of what was recorded by that time.
     """
 
@@ -130,7 +132,7 @@ class Marker:
         wait(self.copies)
 
     def query(self) -> bool:
-        """Whether the device has passed the marker."""
+        """Return whether the device has passed the marker."""
         arrays = self._place()
         copied = all(c.done() for c in self.copies)
         return copied and all(is_ready(array, self.device) for array in arrays)

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of torch. Each branch names the release it is for,
+"""Differences between the supported releases of torch. Each branch names the release it is for,
 and goes with it; that of the extension is ``csrc/torch_compat.h``.
 """
 
@@ -17,8 +17,8 @@ _MINOR = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 # Dynamo hands modules to functions that AOTAutograd traces, from torch 2.13 on at the latest.
 TRACES_WITH_MODULES = _MINOR >= (2, 13)
-# Numbers beyond the range of float8_e4m3fn are 448 or -448 from torch 2.13 on at the latest, and NaN
-# in torch 2.11.
+# Numbers beyond the range of float8_e4m3fn are 448 or -448 from torch 2.13 on at the latest, and
+# NaN in torch 2.11.
 FLOAT8_SATURATES = _MINOR >= (2, 13)
 # torch 2.11 has the name of the default backend of `torch.compile` as the default of an argument.
 HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
@@ -37,8 +37,9 @@ def mark_started() -> None:
     if _MINOR >= (2, 13):
         return
     # torch 2.11: it does nothing until the device's module has been asked to start itself.
-    if not hasattr(torch.tpu, "_lazy_init"):
-        setattr(torch.tpu, "_lazy_init", lambda: None)  # noqa: B010 (not in the module's type)
+    module: Any = vars(torch)["tpu"]
+    if not hasattr(module, "_lazy_init"):
+        module._lazy_init = lambda: None
     torch.accelerator.current_device_index()
 
 
@@ -66,7 +67,7 @@ def inline_when_called(rules: Any, files: Collection[str]) -> None:
 
 
 def first_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
-    """What an optimizer has of a parameter before its first step."""
+    """Optimizer state of a parameter before the first step."""
     if not isinstance(optimizer, torch.optim.Adagrad):
         return {}
     if not torch.optim.Adagrad([torch.zeros(1)]).state:

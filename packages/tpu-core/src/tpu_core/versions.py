@@ -19,7 +19,9 @@ def installed(name: str) -> str | None:
 
 
 def satisfies(version: str, pins: str) -> bool:
-    """Whether a release satisfies pins such as ``"<=0.10.2,>=0.10.1"`` or ``"==0.0.42.*"``."""
+    """Return whether a release satisfies pins such as ``"<=0.10.2,>=0.10.1"`` or
+    ``"==0.0.42.*"``.
+    """
     return SpecifierSet(pins).contains(version, prereleases=True)
 
 

@@ -32,6 +32,10 @@ def check_module() -> None:
     assert torch.get_device_module() is torch.tpu
     with pytest.raises(AttributeError, match="no_such_function"):
         torch.tpu.no_such_function  # noqa: B018
+    listed = dir(torch.tpu)
+    assert {*torch.tpu.__all__, "eager_mode"} <= set(listed)
+    assert not [n for n in listed if n.startswith("_") or not hasattr(torch.tpu, n)]
+    assert not {"functools", "install", "Any", "EntryPoint", "entry_points"} & set(listed)
 
 
 def check_methods() -> None:

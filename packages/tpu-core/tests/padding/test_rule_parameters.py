@@ -13,10 +13,10 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-import tpu_core.padding.family  # noqa: F401  # its import registers the rules
+import tpu_core.padding.bucketed_program  # noqa: F401  # its import registers the rules
 from tpu_core.padding.interpret import HANDLED, RULES, Context, _apply
 from tpu_core.padding.layout import Padded, Space
-from tpu_core.padding.sizes import Fit, Unpaddable, static
+from tpu_core.padding.sizes import Fit, NotPaddableError, static
 
 SIZES = (5, 7)
 
@@ -174,7 +174,7 @@ def test_a_parameter_that_differs_is_refused_unless_handled(name, parameter):
         jax.ShapeDtypeStruct([8 if n == SIZES[0] else n for n in v.aval.shape], v.aval.dtype)
         for v in eqn.invars
     ]
-    with pytest.raises(Unpaddable, match=f"'{parameter}' of '{name}'"):
+    with pytest.raises(NotPaddableError, match=f"'{parameter}' of '{name}'"):
         jax.eval_shape(apply, jax.ShapeDtypeStruct((), np.int32), *avals)
 
 

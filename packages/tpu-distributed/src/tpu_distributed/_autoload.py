@@ -19,7 +19,7 @@ def load() -> None:
 
     if not dist.is_available():
         return
-    from tpu_core.imports import when_imported
+    from tpu_core.import_hooks import when_imported
     from tpu_distributed import splitting
 
     for name in NAMES:
@@ -54,7 +54,7 @@ def _divide_sequences(module: ModuleType) -> None:
 
 
 def _add_gloo_for_cpu_tensors() -> None:
-    """Where PyTorch picks one backend, for the accelerator, give CPU tensors theirs, too."""
+    """Give CPU tensors their backend where PyTorch picks one for the accelerator alone."""
     from torch.distributed import distributed_c10d as c10d
 
     config: Any = c10d.BackendConfig

@@ -1,4 +1,4 @@
-"""Where processes of a job reach this one, and where it listens for them."""
+"""Addresses at which processes of a job reach this one and at which it listens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def own_host() -> str:
-    """Where other processes of the job reach this one.
+    """Address at which other processes of the job reach this one.
 
     That is where it would reach the master from; its name, where there is none.
     """
@@ -55,7 +55,7 @@ def interface(size: int, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def reached_at(listening: str) -> str:
-    """What to tell the others of an address from `interface`."""
+    """Address to announce for one from `interface`."""
     return listening or own_host()
 
 

@@ -1,4 +1,4 @@
-"""What c10d calls to make a backend: the world first, then one group of it."""
+"""Factory of the c10d backend: the world first, then one group of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tpu_core import _C
 from tpu_core.pjrt import distributed
 from tpu_core.runtime import runtime
 from tpu_distributed import slices, world
-from tpu_distributed.control import Control
-from tpu_distributed.flights.recorder import RECORDER
+from tpu_distributed.flight_recorder.recorder import RECORDER
 from tpu_distributed.group import Group
+from tpu_distributed.rendezvous import Rendezvous
 
 
 def create(options: Any) -> Any:
@@ -39,7 +39,7 @@ def create(options: Any) -> Any:
     devices = distributed.members(client)
     members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
     seconds = options.timeout.total_seconds()
-    control = Control(store, options.group_id, rank, size, seconds, ranks)
+    control = Rendezvous(store, options.group_id, rank, size, seconds, ranks)
     if not options.global_ranks_in_group:
         slices.entered(control, members)
     group = Group(control, members, slices.whole_of(ranks, rank))

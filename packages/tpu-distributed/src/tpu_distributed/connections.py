@@ -40,7 +40,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4}
 
 @dataclass(frozen=True)
 class Heard:
-    """What an exchange has found.
+    """Result of an exchange.
 
     Attributes:
         same: For each number whether it is that of all ranks.
@@ -196,7 +196,7 @@ class Connections:
         return same, any_set, held
 
     def _require_not_given_up(self, connection: socket.socket, number: int, distance: int) -> None:
-        """Who was late has the others' messages all the same, of an exchange that they gave up."""
+        """Raise if the others gave up this exchange: a late rank still has their messages."""
         try:
             last = connection.recv(_HEADER.size, socket.MSG_PEEK)
         except OSError:  # there is nothing, mostly
@@ -239,7 +239,7 @@ class Connections:
             _settle(connection)
 
     def _subjects(self, name: str) -> dict[str, int]:
-        """What those come with that are to come, and how far before this rank they are."""
+        """Subjects of the expected messages, and the distance of their senders."""
         return {f"{name} from {self._before(d)}": d for d in self._distances}
 
     def _reach(self, store: Any, secret: bytes, distance: int, deadline: float) -> socket.socket:

@@ -182,7 +182,7 @@ def _divided(local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 
 def _of_each(local: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """What each process has for itself, though DTensor takes it for the same."""
+    """Local values of each process, though DTensor takes them for the same."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(local, mesh, [Replicate()], run_check=False)

@@ -18,16 +18,16 @@ from tpu_core.errors import CollectiveMismatchError
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.client import Loaded
-from tpu_distributed import messages, recorded, spmd_region, uneven
-from tpu_distributed.control import Call, Control
-from tpu_distributed.flights.recorder import Record
-from tpu_distributed.programs import Carrier, OnDevices, OnHosts
-from tpu_distributed.recorded import GROUPS, Recorded
+from tpu_distributed import messages, ragged, spmd_region, traced_collectives
+from tpu_distributed.dispatcher import SENDER, Task
+from tpu_distributed.executors import CollectiveExecutor, HostExecutor, OnDevices
+from tpu_distributed.flight_recorder.recorder import Record
 from tpu_distributed.reductions import Reduction
-from tpu_distributed.sending import SENDER, Task
+from tpu_distributed.rendezvous import CollectiveCall, Rendezvous
 from tpu_distributed.slices import Groups, OnWholeSlice, Whole, whole_of
-from tpu_distributed.stablehlo import DTYPES, Program, Value, element_of, numel
-from tpu_distributed.work import Collective, Issued, Several
+from tpu_distributed.stablehlo import DTYPES, ProgramWriter, Value, element_of, numel
+from tpu_distributed.traced_collectives import GROUPS, TracedCollective
+from tpu_distributed.work import CoalescedWork, Collective, CompletedWork
 
 runtime.hide_lines_of(__file__)
 
@@ -36,14 +36,14 @@ Lists = Sequence[Tensors]
 # Seconds to wait for the other ranks, None for the group's; and whether the caller goes on at once.
 Options = tuple[float | None, bool]
 # Adds a collective to a program, given its parameters; returns its results.
-Build = Callable[[Program, list[Value]], list[Value]]
+Build = Callable[[ProgramWriter, list[Value]], list[Value]]
 
 # Ranks do different things with what these read or write: they are never parts of one program.
 _ROOTED = frozenset({"reduce", "gather", "scatter"})
 
 
 class Group:
-    """What `tpu_core._C.make_backend` asks for each collective of c10d.
+    """Implementation of c10d's collectives for `tpu_core._C.make_backend`.
 
     Args:
         control: Agrees with the other ranks.
@@ -52,100 +52,106 @@ class Group:
     """
 
     def __init__(
-        self, control: Control, devices: Sequence[Any], whole: Whole | None = None
+        self, control: Rendezvous, devices: Sequence[Any], whole: Whole | None = None
     ) -> None:
         self.control, self.whole = control, whole
         self.rank, self.size = control.rank, control.size
         self.devices = list(devices)
-        self._known: dict[Any, tuple[Call, Carrier | None]] = {}
-        self._carriers: dict[Any, Carrier] = {}
-        self._coalesced: list[Issued] | None = None
+        self._known: dict[Any, tuple[CollectiveCall, CollectiveExecutor | None]] = {}
+        self._carriers: dict[Any, CollectiveExecutor] = {}
+        self._coalesced: list[CompletedWork] | None = None
         self._is_open = True
-        self._recorded: dict[Any, Recorded] = {}
+        self._recorded: dict[Any, TracedCollective] = {}
         GROUPS[control.label] = self
         SENDER.start()
 
     # Collectives, in c10d's order of arguments.
 
-    def broadcast(self, tensors: Tensors, root: int, options: Options) -> Issued:
+    def broadcast(self, tensors: Tensors, root: int, options: Options) -> CompletedWork:
         """Each tensor of the root's to all ranks."""
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             return [_broadcast(p, x, root) for x in xs]
 
         return self._run("broadcast", f"from {root}", tensors, build, tensors, options)
 
-    def all_reduce(self, tensors: Tensors, op: Any, options: Options) -> Issued:
+    def all_reduce(self, tensors: Tensors, op: Any, options: Options) -> CompletedWork:
         """Each tensor reduced over all ranks, in place."""
         reduction = Reduction.of(op)
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             return [reduction.all_reduce(p, x) for x in xs]
 
         on_hosts = reduction if len(tensors) == 1 else None
         return self._run("all_reduce", reduction.text, tensors, build, tensors, options, on_hosts)
 
-    def reduce(self, tensors: Tensors, op: Any, root: int, options: Options) -> Issued:
+    def reduce(self, tensors: Tensors, op: Any, root: int, options: Options) -> CompletedWork:
         """As `all_reduce`, with the results on the root alone."""
         reduction = Reduction.of(op)
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             return [reduction.all_reduce(p, x) for x in xs]
 
         written = tensors if self.rank == root else []
         return self._run("reduce", f"{reduction} to {root}", tensors, build, written, options)
 
-    def all_gather(self, outputs: Lists, inputs: Tensors, options: Options) -> Issued:
+    def all_gather(self, outputs: Lists, inputs: Tensors, options: Options) -> CompletedWork:
         """Each input of every rank to all, as lists with an item a rank."""
         if any(x.shape != outs[self.rank].shape for outs, x in zip(outputs, inputs)):
             raise ValueError("all_gather: the output of this rank must have the input's shape.")
         if any(o.shape != outs[0].shape for outs in outputs for o in outs):
-            return self._done(uneven.all_gather(self, outputs, inputs, options[0]))
+            return self._done(ragged.all_gather(self, outputs, inputs, options[0]))
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             gathered = [p.all_gather(x) for x in xs]
             return [p.row(g, i) for g in gathered for i in range(self.size)]
 
         written = [o for outs in outputs for o in outs]
         return self._run("all_gather", "", inputs, build, written, options)
 
-    def all_gather_into_tensor(self, outputs: Tensors, inputs: Tensors, options: Options) -> Issued:
+    def all_gather_into_tensor(
+        self, outputs: Tensors, inputs: Tensors, options: Options
+    ) -> CompletedWork:
         """Each input of every rank to all, one after the other in one tensor."""
         shapes = [tuple(o.shape) for o in outputs]
         self._require(inputs, outputs, self.size, "all_gather_into_tensor")
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             return [p.reshape(p.all_gather(x), s) for x, s in zip(xs, shapes)]
 
         return self._run("all_gather_into_tensor", "", inputs, build, outputs, options)
 
-    def gather(self, outputs: Lists, inputs: Tensors, root: int, options: Options) -> Issued:
+    def gather(self, outputs: Lists, inputs: Tensors, root: int, options: Options) -> CompletedWork:
         """The inputs of every rank to the root."""
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             gathered = [p.all_gather(x) for x in xs]
             return [p.row(g, i) for g in gathered for i in range(self.size)]
 
         written = [o for outs in outputs for o in outs] if self.rank == root else []
         return self._run("gather", f"to {root}", inputs, build, written, options)
 
-    def scatter(self, outputs: Tensors, inputs: Lists, root: int, options: Options) -> Issued:
+    def scatter(
+        self, outputs: Tensors, inputs: Lists, root: int, options: Options
+    ) -> CompletedWork:
         """Of the root's list for each output, item ``i`` to rank ``i``."""
         (output,) = outputs
         rows = list(inputs[0]) if self.rank == root else [torch.zeros_like(output)] * self.size
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             return [p.row(p.all_to_all(p.stack(xs)), root)]
 
         return self._run("scatter", f"from {root}", rows, build, outputs, options)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Lists, op: Any, options: Options) -> Issued:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Lists, op: Any, options: Options
+    ) -> CompletedWork:
         """Of each list, item ``i`` reduced over all ranks to rank ``i``."""
         reduction = Reduction.of(op)
         if any(x.shape != xs[0].shape for xs in inputs for x in xs):
-            return self._done(uneven.reduce_scatter(self, outputs, inputs, reduction, options[0]))
+            return self._done(ragged.reduce_scatter(self, outputs, inputs, reduction, options[0]))
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             lists = [xs[i : i + self.size] for i in range(0, len(xs), self.size)]
             return [reduction.reduce_scatter(p, p.stack(items)) for items in lists]
 
@@ -154,13 +160,13 @@ class Group:
 
     def reduce_scatter_tensor(
         self, outputs: Tensors, inputs: Tensors, op: Any, options: Options
-    ) -> Issued:
+    ) -> CompletedWork:
         """Of each input, part ``i`` of as many as there are ranks, reduced, to rank ``i``."""
         reduction = Reduction.of(op)
         shapes = [tuple(o.shape) for o in outputs]
         self._require(outputs, inputs, self.size, "reduce_scatter_tensor")
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             rows = [p.reshape(x, (self.size, *s)) for x, s in zip(xs, shapes)]
             return [reduction.reduce_scatter(p, r) for r in rows]
 
@@ -174,11 +180,11 @@ class Group:
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
         options: Options,
-    ) -> Issued:
+    ) -> CompletedWork:
         """Part ``i`` of the input to rank ``i``; sizes count in the first dim."""
         if output_sizes or input_sizes:
             sizes = (output_sizes, input_sizes)
-            return self._done(uneven.all_to_all_single(self, output, input, *sizes, options[0]))
+            return self._done(ragged.all_to_all_single(self, output, input, *sizes, options[0]))
         shape = tuple(output.shape)
         if input.numel() != output.numel() or input.shape[0] % self.size:
             text = (
@@ -187,7 +193,7 @@ class Group:
             )
             self.refuse("all_to_all_single", ValueError(text), options[0])
 
-        def build(p: Program, xs: list[Value]) -> list[Value]:
+        def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             rows = p.reshape(xs[0], (self.size, numel(shape) // self.size))
             return [p.reshape(p.all_to_all(rows), shape)]
 
@@ -203,20 +209,20 @@ class Group:
             timeout: Seconds to wait for the others.
         """
         with contextlib.suppress(CollectiveMismatchError):
-            record, _ = self.agree(Call(kind, "refused"), timeout)
+            record, _ = self.agree(CollectiveCall(kind, "refused"), timeout)
             record.finish()
         raise error
 
-    def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Options) -> Issued:
+    def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Options) -> CompletedWork:
         """Input ``i`` to rank ``i``."""
-        return self._done(uneven.all_to_all(self, outputs, inputs, options[0]))
+        return self._done(ragged.all_to_all(self, outputs, inputs, options[0]))
 
-    def barrier(self, options: Options) -> Issued:
+    def barrier(self, options: Options) -> CompletedWork:
         """Wait until all ranks are here and have computed what they recorded before."""
         torch.accelerator.synchronize()
-        record, _ = self.agree(Call("barrier"), options[0])
+        record, _ = self.agree(CollectiveCall("barrier"), options[0])
         record.finish()
-        return self._done(Issued([]))
+        return self._done(CompletedWork([]))
 
     def monitored_barrier(self, options: Options, wait_all: bool) -> None:
         """As `barrier`; a time-out names the ranks that are missing."""
@@ -224,29 +230,29 @@ class Group:
 
     # Messages between two ranks.
 
-    def send(self, tensors: Tensors, to: int, tag: int) -> Issued:
+    def send(self, tensors: Tensors, to: int, tag: int) -> CompletedWork:
         """A tensor to one rank."""
-        recorded.run_recorded()
+        traced_collectives.run_recorded()
         return self._done(messages.send(self.control, tensors[0], to, tag))
 
-    def recv(self, tensors: Tensors, source: int, tag: int) -> Issued:
+    def recv(self, tensors: Tensors, source: int, tag: int) -> CompletedWork:
         """A tensor from one rank, or from any: -1."""
-        recorded.run_recorded()
+        traced_collectives.run_recorded()
         return self._done(messages.receive(self.control, tensors[0], source, tag))
 
     # The group itself.
 
     def start_coalescing(self) -> None:
-        """What is issued from now on is one work."""
+        """Start a group of collectives that become one Work."""
         self._coalesced = []
 
-    def end_coalescing(self) -> Issued:
+    def end_coalescing(self) -> CompletedWork:
         """The work of everything since `start_coalescing`."""
         works, self._coalesced = self._coalesced or [], None
-        return Several(works)
+        return CoalescedWork(works)
 
     def sequence_number(self) -> int:
-        """How many collectives were called."""
+        """Number of collectives called."""
         return self.control.sequence
 
     def set_timeout(self, seconds: float | None) -> None:
@@ -265,7 +271,7 @@ class Group:
         # the store may outlive the groups in it.
         times = store.add(f"tpu made by {own}", 1)
         store = PrefixStore(f"tpu/{times}/", store)
-        control = Control(store, name, own, size, seconds, members)
+        control = Rendezvous(store, name, own, size, seconds, members)
         whole = whole_of(members, own)
         group = Group(control, [self.devices[r] for r in ranks], whole)
         return _C.make_backend(own, size, "tpu", seconds, group)
@@ -284,13 +290,13 @@ class Group:
         if self._is_open:
             self._is_open = False
             if wait:
-                recorded.run_recorded()
-            recorded.forget(self)
+                traced_collectives.run_recorded()
+            traced_collectives.forget(self)
             SENDER.stop(wait)
 
     def agree(
         self,
-        call: Call,
+        call: CollectiveCall,
         timeout: float | None = None,
         payload: np.ndarray[Any, Any] | None = None,
     ) -> tuple[Record, Sequence[np.ndarray[Any, Any]]]:
@@ -304,7 +310,7 @@ class Group:
         Returns:
             Its record, and the payload of each rank where there are others.
         """
-        recorded.run_recorded()
+        traced_collectives.run_recorded()
         with self.control.order:
             record = self.control.called(call)
             task = Task(lambda: self.control.agree(record, timeout, payload))
@@ -313,7 +319,7 @@ class Group:
 
     def run(
         self,
-        call: Call,
+        call: CollectiveCall,
         inputs: Tensors,
         build: Build,
         written: Tensors,
@@ -343,23 +349,23 @@ class Group:
         written: Tensors,
         options: Options,
         on_hosts: Reduction | None = None,
-    ) -> Issued:
+    ) -> CompletedWork:
         shapes = [x.shape for x in written] if written is not inputs else ()
         key = (kind, detail, *[(x.shape, x.dtype) for x in inputs], *shapes)
         known = self._known.get(key)
         if known is None:
-            call = Call(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
+            call = CollectiveCall(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
             known = self._known[key] = call, None
         call, carrier = known
         timeout, is_async = options
         if call.is_empty:
             record, _ = self.agree(call, timeout)
             record.finish()
-            return self._done(Issued(written))
+            return self._done(CompletedWork(written))
         if kind not in _ROOTED and spmd_region.records(self):
             what = self._as_op(call, inputs, build, written, on_hosts)
-            recorded.record(self, what, inputs, written)
-            return self._done(Issued(written))
+            traced_collectives.record(self, what, inputs, written)
+            return self._done(CompletedWork(written))
         if carrier is None:
             carrier = self._carrier(call, inputs, build, written, on_hosts)
             self._known[key] = call, carrier
@@ -368,15 +374,15 @@ class Group:
 
     def _send(
         self,
-        call: Call,
-        carrier: Carrier,
+        call: CollectiveCall,
+        carrier: CollectiveExecutor,
         inputs: Tensors,
         written: Tensors,
         timeout: float | None,
         waits: bool,
         agreed: Record | None = None,
     ) -> Collective:
-        recorded.run_recorded()
+        traced_collectives.run_recorded()
         operands = [_C.Operand(x) for x in inputs]
         promises: list[_C.Promise] = []
         copied = []
@@ -408,12 +414,12 @@ class Group:
 
     def _as_op(
         self,
-        call: Call,
+        call: CollectiveCall,
         inputs: Tensors,
         build: Build,
         written: Tensors,
         on_hosts: Reduction | None,
-    ) -> Recorded:
+    ) -> TracedCollective:
         key = _key(call, inputs, written)
         what = self._recorded.get(key)
         if what is None:
@@ -422,23 +428,23 @@ class Group:
             like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
             results_like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in written]
             carrier = partial(self._carrier, call, like, build, results_like, on_hosts)
-            what = Recorded(call, p.text(results), outputs, carrier)
+            what = TracedCollective(call, p.text(results), outputs, carrier)
             self._recorded[key] = what
         return what
 
-    def _done(self, work: Issued) -> Issued:
+    def _done(self, work: CompletedWork) -> CompletedWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
     def _carrier(
         self,
-        call: Call,
+        call: CollectiveCall,
         inputs: Tensors,
         build: Build,
         written: Tensors,
         on_hosts: Reduction | None = None,
-    ) -> Carrier:
+    ) -> CollectiveExecutor:
         key = _key(call, inputs, written)
         carrier = self._carriers.get(key)
         if carrier is None:
@@ -447,10 +453,10 @@ class Group:
             if self.whole:
                 make = partial(self._program, call, inputs, build, self.whole.world.devices)
                 carrier = OnWholeSlice(self.whole, cache(lambda groups: make(groups=groups)))
-            elif on_hosts and has_hosts and OnHosts.serves(on_hosts, inputs[0].dtype):
+            elif on_hosts and has_hosts and HostExecutor.serves(on_hosts, inputs[0].dtype):
                 device = client.devices[0]
                 take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
-                carrier = OnHosts(self.control, on_hosts, inputs[0], take, device)
+                carrier = HostExecutor(self.control, on_hosts, inputs[0], take, device)
             else:
                 carrier = OnDevices(self._program(call, inputs, build, self.devices))
             self._carriers[key] = carrier
@@ -458,7 +464,7 @@ class Group:
 
     def _program(
         self,
-        call: Call,
+        call: CollectiveCall,
         inputs: Tensors,
         build: Build,
         devices: Sequence[Any],
@@ -474,9 +480,9 @@ class Group:
     @staticmethod
     def _built(
         inputs: Tensors, build: Build, size: int, groups: Groups | None = None
-    ) -> tuple[Program, list[Value]]:
+    ) -> tuple[ProgramWriter, list[Value]]:
         platform = runtime.runtime().client.platform.name
-        p = Program(size, groups, not known_faults.present("racing-reduce-scatter", platform))
+        p = ProgramWriter(size, groups, not known_faults.present("racing-reduce-scatter", platform))
         return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:
@@ -488,16 +494,16 @@ class Group:
                 )
 
 
-def _key(call: Call, inputs: Tensors, written: Tensors) -> Any:
-    """What a program is made for: ranks may want equal results in different shapes."""
+def _key(call: CollectiveCall, inputs: Tensors, written: Tensors) -> Any:
+    """Key of a program: ranks may want equal results in different shapes."""
     return call, *[(x.shape, x.dtype) for x in inputs], *[x.shape for x in written]
 
 
-def _unchanged(p: Program, xs: list[Value]) -> list[Value]:
+def _unchanged(p: ProgramWriter, xs: list[Value]) -> list[Value]:
     return xs
 
 
-def _broadcast(p: Program, x: Value, root: int) -> Value:
+def _broadcast(p: ProgramWriter, x: Value, root: int) -> Value:
     """The value of one replica on all: a sum of integers, which keeps every bit."""
     if x.element.startswith("complex"):
         return p.row(p.all_gather(x), root)

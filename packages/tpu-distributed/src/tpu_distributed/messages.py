@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 
 from tpu_core.errors import ProcessGroupError
-from tpu_distributed.control import Call, Control
+from tpu_distributed.rendezvous import CollectiveCall, Rendezvous
 from tpu_distributed.work import Received, Sent
 
 
-def send(control: Control, tensor: torch.Tensor, to: int, tag: int) -> Sent:
+def send(control: Rendezvous, tensor: torch.Tensor, to: int, tag: int) -> Sent:
     """Send a tensor to a rank; waits until it is computed, not until it is received."""
     host = tensor.detach().cpu().contiguous()
     record = control.message(_call("send", tensor, f"to {to}"))
@@ -24,7 +24,7 @@ def send(control: Control, tensor: torch.Tensor, to: int, tag: int) -> Sent:
     return Sent(work, host, tensor, control, record)
 
 
-def receive(control: Control, tensor: torch.Tensor, source: int, tag: int) -> Received:
+def receive(control: Rendezvous, tensor: torch.Tensor, source: int, tag: int) -> Received:
     """Receive a tensor from a rank, or from any: -1."""
     if control.size == 1:
         raise ProcessGroupError("There is no other rank to receive from.")
@@ -44,5 +44,5 @@ def _bytes(host: torch.Tensor) -> torch.Tensor:
     return host.view(-1).view(torch.uint8)
 
 
-def _call(kind: str, tensor: torch.Tensor, whom: str) -> Call:
-    return Call(kind, whom, ((tuple(tensor.shape), tensor.dtype),))
+def _call(kind: str, tensor: torch.Tensor, whom: str) -> CollectiveCall:
+    return CollectiveCall(kind, whom, ((tuple(tensor.shape), tensor.dtype),))

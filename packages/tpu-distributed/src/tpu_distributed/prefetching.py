@@ -90,7 +90,7 @@ def _to(batch: Any, device: torch.device) -> Any:
 
 
 def _waits_on_the_host(value: Any) -> bool:
-    """Whether a tensor of the device would be sent only when the first op reads it."""
+    """Return whether a tensor of the device would be sent only when the first op reads it."""
     is_ours = isinstance(value, torch.Tensor) and value.device.type == "tpu"
     return is_ours and _C.state(value) == "host"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from tpu_distributed.stablehlo import Program, Value
+from tpu_distributed.stablehlo import ProgramWriter, Value
 
 _OPS = {
     "SUM": "add",
@@ -82,7 +82,7 @@ class Reduction:
     def __str__(self) -> str:
         return self.text
 
-    def all_reduce(self, p: Program, x: Value) -> Value:
+    def all_reduce(self, p: ProgramWriter, x: Value) -> Value:
         """The reduction over all replicas.
 
         Raises:
@@ -94,7 +94,7 @@ class Reduction:
             return p.reduce_rows(p.all_gather(x), op)
         return self._finish(p, p.all_reduce(self._prepare(p, x), op))
 
-    def reduce_scatter(self, p: Program, x: Value) -> Value:
+    def reduce_scatter(self, p: ProgramWriter, x: Value) -> Value:
         """Row ``i`` of the reduction on replica ``i``; errors as of `all_reduce`."""
         op = self._op(x)
         if op in _BITWISE:
@@ -110,13 +110,13 @@ class Reduction:
             raise ValueError(f"ReduceOp.{self.name} takes integers or bools, not {x.element}.")
         return op
 
-    def _prepare(self, p: Program, x: Value) -> Value:
+    def _prepare(self, p: ProgramWriter, x: Value) -> Value:
         if self.name != "PREMUL_SUM":
             return x
         factor = p.broadcast(p.constant(f"{self.factor:.17e}", x.element), x.shape)
         return p.binary("multiply", x, factor)
 
-    def _finish(self, p: Program, x: Value) -> Value:
+    def _finish(self, p: ProgramWriter, x: Value) -> Value:
         if self.name != "AVG":
             return x
         count = p.constant(str(p.size), "i64")

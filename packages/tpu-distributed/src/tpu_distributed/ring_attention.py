@@ -21,7 +21,7 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_back
 
 @dataclass(frozen=True)
 class Step:
-    """What a process computes with one part of the keys and values.
+    """Computation with one part of the keys and values.
 
     Attributes:
         first: Its first row of queries.
@@ -37,7 +37,7 @@ class Step:
 def steps(
     rank: int, size: int, queries: int, keys: int, is_causal: bool, balanced: bool
 ) -> list[Step | None]:
-    """What a process computes while it has its own part, that of the process before it, and so on.
+    """Steps of the ring: a process computes with its own part, then that of the one before.
 
     Balanced, a part is a piece of the first half of the sequence and its mirror image in the
     second. Of another process's part all of one half is masked for each half of this one's, or
@@ -186,7 +186,7 @@ class _Ring:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What this process has now. To write to them is to change what is passed on."""
+        """Parts on this process now. Writing to them changes the parts passed on."""
         parts = self._flat.split([shape.numel() for shape in self._shapes])
         return [part.view(shape) for part, shape in zip(parts, self._shapes)]
 

@@ -1,4 +1,4 @@
-"""How DTensor divides ops of this device that PyTorch has no rules for: attention as one op."""
+"""Sharding rules of DTensor for ops of this device that PyTorch has none for: attention."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ import numpy as np
 from tpu_core.config import config
 from tpu_core.errors import ProcessGroupError
 from tpu_core.pjrt.client import Loaded
-from tpu_distributed.control import Control
-from tpu_distributed.flights.recorder import Record
-from tpu_distributed.programs import OnDevices
+from tpu_distributed.executors import OnDevices
+from tpu_distributed.flight_recorder.recorder import Record
+from tpu_distributed.rendezvous import Rendezvous
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -37,13 +37,13 @@ class World:
         devices: Theirs, by rank.
     """
 
-    control: Control
+    control: Rendezvous
     devices: Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a sub-group's programs span.
+    """Devices that a sub-group's programs span.
 
     Attributes:
         world: All chips.
@@ -60,13 +60,13 @@ class _Current:
     world: World | None = None
 
 
-def entered(control: Control, devices: Sequence[Any]) -> None:
+def entered(control: Rendezvous, devices: Sequence[Any]) -> None:
     """Take note of the default group."""
     _Current.world = World(control, devices)
 
 
 def whole_of(ranks: Sequence[int], position: int) -> Whole | None:
-    """What the programs of a sub-group span; None where that is its own devices.
+    """Devices that a sub-group's programs span; None where these are its own.
 
     Args:
         ranks: Of its processes in the default group.
@@ -79,7 +79,7 @@ def whole_of(ranks: Sequence[int], position: int) -> Whole | None:
 
 
 def must_span(devices: Sequence[Any]) -> bool:
-    """Whether programs for some of these devices are refused, or are to be taken to be.
+    """Return whether programs for some of these devices are refused, or are to be taken to be.
 
     Args:
         devices: JAX devices of all processes.
@@ -103,7 +103,7 @@ class OnWholeSlice:
     program: Callable[[Groups], Loaded]
 
     def payload(self, arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
-        """Which group this process is in, and where."""
+        """Group of this process and its place in it."""
         return np.array([self.whole.leader, self.whole.position], np.int64)
 
     def run(

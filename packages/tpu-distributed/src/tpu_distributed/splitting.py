@@ -1,4 +1,4 @@
-"""What ``torch.distributed.split_group`` asks of a backend and PyTorch's base class lacks."""
+"""Support for ``torch.distributed.split_group`` that PyTorch's base class lacks."""
 
 from __future__ import annotations
 

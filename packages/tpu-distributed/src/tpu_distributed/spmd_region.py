@@ -26,7 +26,7 @@ class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
     different sizes stay what they are.
 
     The ranks compare their programs before they run. Where these differ, a `SpmdMismatchWarning`
-    names a rank and an op of it, and the collectives are carried out one by one until the region
+    names a rank and an op of it, and the collectives are executed one by one until the region
     ends; the results are right all the same. What only some ranks do, such as printing a loss,
     belongs after the region.
 
@@ -58,19 +58,21 @@ class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
         global _depth
         _depth -= 1
         if _depth == 0 and error is None:
-            from tpu_distributed.recorded import run_recorded
+            from tpu_distributed.traced_collectives import run_recorded
 
             # Other ranks wait for it; this one may do something else for long.
             run_recorded()
 
 
 def records(group: Group) -> bool:
-    """Whether a collective that the group is asked for is recorded. What must run first is run."""
+    """Return whether a collective that the group is asked for is recorded. What must run first is
+    run.
+    """
     global _last
     if not _depth or _differed or group.size == 1 or group.whole:
         return False  # a program of all chips has the collectives of other groups, too
     if _last not in (None, group.control.label):
-        from tpu_distributed.recorded import run_recorded
+        from tpu_distributed.traced_collectives import run_recorded
 
         run_recorded()
     _last = group.control.label

@@ -64,7 +64,7 @@ class Value:
         return f"tensor<{''.join(f'{n}x' for n in self.shape)}{self.element}>"
 
 
-class Program:
+class ProgramWriter:
     """A program under construction.
 
     Args:
@@ -75,7 +75,7 @@ class Program:
             that all others sent it.
 
     Example:
-        >>> p = Program(2)
+        >>> p = ProgramWriter(2)
         >>> x = p.parameter((4,), "f32")
         >>> text = p.text([p.all_reduce(x, "add")])
     """

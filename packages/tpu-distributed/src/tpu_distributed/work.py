@@ -1,4 +1,4 @@
-"""What c10d's ``Work`` objects ask: whether a collective is done, and to wait for it."""
+"""The state behind c10d's ``Work`` objects: completion and waiting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from tpu_core import _C
 from tpu_core.xla_status import map_xla_error
-from tpu_distributed.control import Control
-from tpu_distributed.flights.recorder import RECORDER, Record
-from tpu_distributed.programs import Carrier
-from tpu_distributed.sending import SENDER
+from tpu_distributed.dispatcher import SENDER
+from tpu_distributed.executors import CollectiveExecutor
+from tpu_distributed.flight_recorder.recorder import RECORDER, Record
+from tpu_distributed.rendezvous import Rendezvous
 
 
-class Issued:
-    """Something of which nothing is left to wait for.
+class CompletedWork:
+    """A completed Work.
 
     Args:
         tensors: Its results.
@@ -33,11 +33,11 @@ class Issued:
         """Do what is needed for the tensors to be used by ops that are recorded from now on."""
 
     def is_completed(self) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device is done with it."""
         return True
 
     def exception(self) -> BaseException | None:
-        """Why it failed, once it is completed."""
+        """The error, once it is completed."""
         return None
 
     def result(self) -> list[torch.Tensor]:
@@ -50,19 +50,19 @@ class Issued:
 
 
 class Read(Protocol):
-    """What a collective reads: a `tpu_core._C.Operand`, say."""
+    """An operand of a collective: a `tpu_core._C.Operand`, say."""
 
     def array(self) -> Any:
         """Its array, once it is computed."""
 
     def is_last_use(self) -> bool:
-        """Whether nothing else will read it."""
+        """Return whether nothing else will read it."""
 
     def release(self) -> None:
         """Let go of it."""
 
 
-class Collective(Issued):
+class Collective(CompletedWork):
     """A collective that is sent to the device when its turn has come.
 
     Args:
@@ -80,8 +80,8 @@ class Collective(Issued):
         self,
         tensors: Sequence[torch.Tensor],
         record: Record,
-        control: Control,
-        carrier: Carrier,
+        control: Rendezvous,
+        carrier: CollectiveExecutor,
         operands: Sequence[Read],
         promises: Sequence[_C.Promise],
         agrees: bool,
@@ -128,7 +128,7 @@ class Collective(Issued):
 
     @property
     def arrays(self) -> list[Any]:
-        """What the device computes, once it is sent."""
+        """Arrays that the device computes, once it is sent."""
         return self._arrays
 
     def wait(self, timeout: float | None) -> None:
@@ -146,7 +146,7 @@ class Collective(Issued):
             raise self._error
 
     def is_completed(self) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device is done with it."""
         if not self.is_sent:
             return False
         try:
@@ -155,7 +155,7 @@ class Collective(Issued):
             return True
 
     def exception(self) -> BaseException | None:
-        """Why it failed, once it is completed."""
+        """The error, once it is completed."""
         if not self.is_completed():
             return None
         if self._error is not None:
@@ -170,7 +170,7 @@ class Collective(Issued):
         return None
 
 
-class Sent(Issued):
+class Sent(CompletedWork):
     """A message on its way.
 
     Args:
@@ -182,7 +182,12 @@ class Sent(Issued):
     """
 
     def __init__(
-        self, work: Any, host: torch.Tensor, tensor: torch.Tensor, control: Control, record: Record
+        self,
+        work: Any,
+        host: torch.Tensor,
+        tensor: torch.Tensor,
+        control: Rendezvous,
+        record: Record,
     ) -> None:
         super().__init__([tensor])
         self._work, self._host, self._control, self._record = work, host, control, record
@@ -211,11 +216,11 @@ class Sent(Issued):
         self.wait(None)
 
     def is_completed(self) -> bool:
-        """Whether the message was passed on, or never will be."""
+        """Return whether the message was passed on, or never will be."""
         return self._done or self._error is not None or bool(self._work.is_completed())
 
     def exception(self) -> BaseException | None:
-        """Why it was not."""
+        """The error, or None."""
         return self._error
 
     def _finish(self) -> None:
@@ -233,10 +238,10 @@ class Received(Sent):
         return int(self._work._source_rank())
 
 
-class Several(Issued):
-    """Works that were issued between ``start_coalescing`` and ``end_coalescing``."""
+class CoalescedWork(CompletedWork):
+    """Coalesced works, issued between ``start_coalescing`` and ``end_coalescing``."""
 
-    def __init__(self, works: Sequence[Issued]) -> None:
+    def __init__(self, works: Sequence[CompletedWork]) -> None:
         super().__init__([t for work in works for t in work.result()])
         self._works = works
 
@@ -251,7 +256,7 @@ class Several(Issued):
             work.prepare_future()
 
     def is_completed(self) -> bool:
-        """Whether all are."""
+        """Return whether all are."""
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> BaseException | None:

@@ -41,7 +41,7 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
 
 
 def _is_current(store: Any, rank: int, size: int) -> bool:
-    """Whether each process is in the same world already, under the same rank."""
+    """Return whether each process is in the same world already, under the same rank."""
     world = distributed.current_world()
     fits = world is not None and (world.rank, world.size) == (rank, size)
     store.set(f"in/{rank}", world.name if world is not None and fits else "")

@@ -12,7 +12,7 @@ from tpu_core.config import config
 from tpu_core.metrics import METRICS
 from tpu_core.modes import Mode
 from tpu_core.pjrt.client import fetch
-from tpu_core.recorder.calls import call_of_last
+from tpu_core.recorder.host_replay import call_of_last
 from tpu_core.verification.finite import error_of_call
 from tpu_core.verification.statistics import non_finite
 from tpu_eager.indices import check_indices

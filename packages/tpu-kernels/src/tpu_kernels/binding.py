@@ -25,7 +25,7 @@ _STATIC = ("int", "float", "bool", "str")
 
 
 class Binding:
-    """How a function is called with the values of a schema.
+    """Binding of a function's arguments to the values of a schema.
 
     Args:
         name: Of the op.
@@ -128,7 +128,7 @@ class Binding:
         return self.structure(values)(results)
 
     def structure(self, values: Sequence[Any]) -> Callable[[Any], Any]:
-        """What makes the function's result of the op's, for a call that was traced with these."""
+        """Structure that builds the function's result from the op's, for a traced call."""
         if self._signature.returns is None:
             made: Callable[[Any], Any] = self.result_tree(values).unflatten
             return made

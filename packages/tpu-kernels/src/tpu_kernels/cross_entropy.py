@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from tpu_kernels.decorator import jax_op
-from tpu_kernels.ops.cross_entropy import plain
+from tpu_kernels.ops.cross_entropy import reference
 
-_forward = jax_op("tpu_kernels::linear_cross_entropy", plain.forward, differentiable=False)
+_forward = jax_op("tpu_kernels::linear_cross_entropy", reference.forward, differentiable=False)
 _backward = jax_op(
-    "tpu_kernels::linear_cross_entropy_backward", plain.backward, differentiable=False
+    "tpu_kernels::linear_cross_entropy_backward", reference.backward, differentiable=False
 )
 
 

@@ -71,7 +71,7 @@ class JaxOp:
         return self._traceable(*args, **kwargs)
 
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable[..., Sequence[jax.Array]]:
-        """What the op computes for arguments of these shapes, as it was traced.
+        """Traced function of the op for arguments of these shapes.
 
         Args:
             args, kwargs: As of a call, `jax.ShapeDtypeStruct` in place of tensors.
@@ -244,7 +244,7 @@ def jax_op(
     Raises:
         JaxFunctionError: When called, where the function raises, leaks tracers, has side effects
             or returns what the annotations do not say.
-        TypeError: The function's signature has no schema.
+        TypeError: ``name`` is no string, or the function's signature has no schema.
         ValueError: The name is not that of a new op.
 
     Example:
@@ -254,6 +254,12 @@ def jax_op(
         >>> softcap(torch.tensor([0.0, 100.0], device="tpu"), cap=10.0)
         tensor([ 0., 10.], device='tpu:0')
     """
+    if not isinstance(name, str):
+        shown = getattr(name, "__name__", "f")
+        raise TypeError(
+            f"jax_op got {name!r} where the op's name belongs. Name the op: "
+            f'@jax_op("my::{shown}") above the function, or jax_op("my::{shown}", {shown}).'
+        )
     options: dict[str, Any] = {
         "static": (static,) if isinstance(static, str) else static,
         "mutates": (mutates,) if isinstance(mutates, str) else mutates,

@@ -14,7 +14,7 @@ from tpu_kernels.tracing import line_in_function
 
 
 class Derivatives:
-    """What an op's function is differentiated to.
+    """Derivatives of an op's function.
 
     Args:
         arguments: Of the op's schema.

@@ -63,7 +63,7 @@ class _Writer:
         self.scopes.pop()
 
     def outer(self, variable: Any) -> str:
-        """Which variable of the functions around is meant.
+        """Name of a variable of an enclosing function.
 
         Raises:
             LookupError: It is none of theirs.
@@ -74,7 +74,7 @@ class _Writer:
         raise LookupError(f"{variable} is of no function around")
 
     def value(self, value: Any) -> None:
-        """What a parameter holds; only contents count, so addresses are left out."""
+        """Contents of a parameter; only these count, so addresses are left out."""
         self.text(type(value).__qualname__)
         if isinstance(value, ClosedJaxpr):
             self.value(list(value.consts))

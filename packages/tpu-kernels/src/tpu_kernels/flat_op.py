@@ -340,7 +340,7 @@ def _lower_precision(t: Any, dtype: torch.dtype) -> Any:
 def _dims_like(
     arguments: Sequence[Argument], values: Sequence[Any], in_dims: Sequence[Any]
 ) -> list[Any]:
-    """What of each argument is batched, with a list for each list of tensors."""
+    """Batch dims of each argument, with a list for each list of tensors."""
 
     def spread(argument: Argument, value: Any, dims: Any) -> Any:
         is_list = argument.type.endswith("[]") and argument.type in TENSORS

@@ -6,7 +6,7 @@ import torch
 
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.int4_mm import layout
-from tpu_kernels.ops.int4_mm.plain import int4_mm as plain
+from tpu_kernels.ops.int4_mm.reference import int4_mm as plain
 
 _pack = jax_op("tpu_kernels::int4_pack", layout.pack, differentiable=False)
 _repack = jax_op("tpu_kernels::int4_repack", layout.repack, differentiable=False)

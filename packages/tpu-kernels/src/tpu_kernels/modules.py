@@ -22,7 +22,7 @@ from tpu_core.lowering.evaluate import to_jax
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.recorder import decompose
 from tpu_core.recorder.compute import run_graph
-from tpu_core.recorder.variants import overload_name
+from tpu_core.recorder.functional_variants import overload_name
 
 
 def to_jax_function(module: nn.Module) -> tuple[Callable[..., Any], dict[str, jax.Array]]:

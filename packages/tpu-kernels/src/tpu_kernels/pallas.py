@@ -21,7 +21,7 @@ __all__ = ["custom_jax_kernel", "interpret", "jax_op", "pallas_call"]
 
 
 def interpret() -> bool:
-    """Whether Pallas kernels run by the interpreter: on every platform but ``tpu``.
+    """Return whether Pallas kernels run by the interpreter: on every platform but ``tpu``.
 
     Example:
         >>> pl.pallas_call(kernel, out_shape=shape, interpret=tpu_kernels.interpret())

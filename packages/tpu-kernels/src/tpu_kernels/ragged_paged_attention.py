@@ -7,7 +7,7 @@ import math
 import torch
 
 from tpu_kernels.decorator import jax_op
-from tpu_kernels.ops.ragged_paged_attention.plain import ragged_paged_attention as plain
+from tpu_kernels.ops.ragged_paged_attention.reference import ragged_paged_attention as plain
 
 _op = jax_op("tpu_kernels::ragged_paged_attention", plain, differentiable=False)
 

@@ -1,4 +1,4 @@
-"""How a JAX function's parameters and results become a PyTorch schema."""
+"""PyTorch schema of a JAX function's parameters and results."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _is_optional_array(hint: Any) -> bool:
 
 
 def _is_data(hint: Any) -> bool:
-    """Whether values of the annotation hold arrays."""
+    """Return whether values of the annotation hold arrays."""
     if hint is Any or hint is inspect.Parameter.empty or _is_array(hint):
         return True
     if hint in (dict, list, tuple):

@@ -62,7 +62,7 @@ class Scope:
     def holds(
         self, fn: Callable[..., list[Any]], avals: Sequence[Any], found: Sequence[Any], wide: bool
     ) -> bool:
-        """Whether symbolic results are those for some numbers in place of the symbols.
+        """Return whether symbolic results are those for some numbers in place of the symbols.
 
         JAX takes sizes that it cannot compare for different ones, so that a function that asks
         ``if x.shape[0] % 2 == 0`` has one answer for all.
@@ -96,7 +96,7 @@ def _with_sizes(shape: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[Any, ..
 
 
 def _size(text: str, sizes: Mapping[str, Any]) -> Any:
-    """What an expression of JAX's dimension variables comes to."""
+    """Value of an expression of JAX's dimension variables."""
 
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.BinOp):

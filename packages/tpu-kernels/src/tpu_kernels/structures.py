@@ -127,7 +127,9 @@ class StructuredCalls:
         )
 
     def _is_list(self, form: Form) -> bool:
-        """Whether the first of the schema's values is a list and all others are constants."""
+        """Return whether the first of the schema's values is a list and all others are
+        constants.
+        """
         return self._is_recorded and all(
             isinstance(place, slice) if i == 0 else place is None or argument.type not in TENSORS
             for i, (argument, place) in enumerate(zip(self._binding.arguments, form.values))
@@ -198,5 +200,7 @@ class _Leaf:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a static value may become another one: an array that was taken for a number."""
+    """Return whether a static value may become another one: an array that was taken for a
+    number.
+    """
     return isinstance(value, (torch.Tensor, jax.Array, np.ndarray))

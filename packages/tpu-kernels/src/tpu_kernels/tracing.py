@@ -46,7 +46,7 @@ class Traced:
 
 
 def is_wide(avals: Sequence[Any], enabled: bool) -> bool:
-    """Whether a function of such arguments is traced with 64-bit types on.
+    """Return whether a function of such arguments is traced with 64-bit types on.
 
     As in JAX, ``jnp.ones(3)`` is float32 and integers have 32 bits, unless the user ``enabled`` x64
     or an argument is float64.
@@ -122,7 +122,7 @@ def trace(
 
 
 def complaint(name: str, avals: Sequence[Any], error: Exception) -> JaxFunctionError:
-    """What to raise for an exception of the user's function."""
+    """Error to raise for an exception of the user's function."""
     text = str(error).split("\n\n", maxsplit=1)[0].strip()
     values = _described(avals)
     if isinstance(error, jax.errors.UnexpectedTracerError):
@@ -225,7 +225,7 @@ def _refuse_leaks(name: str, fn: Callable[..., Any]) -> None:
 
 
 def leaked(fn: Callable[..., Any]) -> str | None:
-    """Where a function, its closure or the globals it names hold a tracer of a trace that ended."""
+    """Place in a function, its closure or globals that holds a tracer of a trace that ended."""
     owner = getattr(fn, "__self__", None)
     target = getattr(fn, "__func__", getattr(fn, "__wrapped__", fn))
     code = getattr(target, "__code__", None)
@@ -247,7 +247,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _holds_tracer(value: Any) -> bool:
-    """Whether it is a tracer, or a container or plain object with one inside."""
+    """Return whether it is a tracer, or a container or plain object with one inside."""
     if isinstance(value, jax.core.Tracer):
         return True
     if isinstance(value, (list, tuple, set)):

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation for TPUs that are not there: ``tpu_compile.aot(model, ...)``.
+"""Ahead-of-time compilation for a TPU topology: ``tpu_compile.aot(model, ...)``.
 
 The package is also a function, `tpu_compile.aot.api.aot`.
 """

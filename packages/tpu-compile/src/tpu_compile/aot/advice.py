@@ -1,4 +1,4 @@
-"""What would make a program smaller or faster on a TPU, from its graph, its HLO and its costs."""
+"""Advice that makes a program smaller or faster on a TPU, from its graph, its HLO and its costs."""
 
 from __future__ import annotations
 

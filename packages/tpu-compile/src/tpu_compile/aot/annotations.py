@@ -1,4 +1,6 @@
-"""What lowerings write into StableHLO beside the ops: shardings of values, names of modules."""
+"""StableHLO annotations that lowerings write beside the ops: shardings of values, names of
+modules.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def in_halves(value: jax.Array, spec: Spec) -> jax.Array:
 def divide_value(
     value: jax.Array, dims: Sequence[tuple[str, ...]], whole_over: Sequence[str], is_closed: bool
 ) -> jax.Array:
-    """``value``, divided by some axes; see `tpu_compile.aot.divided.Division`."""
+    """``value``, divided by some axes; see `tpu_compile.aot.sharding_ops.TensorSharding`."""
     mesh = _mesh.get()
     if mesh is None or mesh.size == 1:
         return value

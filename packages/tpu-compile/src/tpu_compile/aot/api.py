@@ -33,7 +33,7 @@ def aot(
     remat: bool = False,
     progress: bool | Progress = False,
 ) -> Plan:
-    """Compile a model for TPUs that are not there, and say what it needs of them.
+    """Compile a model ahead of time for a TPU topology; report memory and cost.
 
     The model and its inputs may be on any device, ``meta`` included: no parameter is read, and none
     is made. Without ``loss``, ``optimizer`` and ``step`` its forward pass is compiled, with a loss
@@ -156,7 +156,7 @@ def _prepare(
 ) -> Callable[[], Plan]:
     """Trace and lower; what is returned compiles."""
     from tpu_compile.aot.build import build
-    from tpu_compile.aot.capture import Job
+    from tpu_compile.aot.capture import AotJob
     from tpu_compile.aot.layers import capture_scanned
     from tpu_compile.aot.lower import lower
     from tpu_compile.aot.process import compile_program
@@ -166,7 +166,7 @@ def _prepare(
     runtime.runtime()  # jax must not look for platforms of its own
     lowering.load()
     keywords = isinstance(example_args, Mapping)
-    job = Job(
+    job = AotJob(
         model,
         () if keywords else tuple(example_args),
         dict(example_args) if isinstance(example_args, Mapping) else {},

@@ -35,7 +35,7 @@ def add_late(graph: GraphModule) -> None:
 
 
 def _keeps_last(product: Node, view: Node) -> bool:
-    """Whether a node is a view of a product that leaves its last dim as it is."""
+    """Return whether a node is a view of a product that leaves its last dim as it is."""
     bias: Any = product.args[0]
     wide = product.meta["val"].shape[-1]
     return (

@@ -12,14 +12,14 @@ from torch.utils.flop_counter import flop_registry
 
 from tpu_compile.aot import costs, hlo
 from tpu_compile.aot.advice import advise
-from tpu_compile.aot.capture import Captured, Job
+from tpu_compile.aot.capture import AotJob, Captured
 from tpu_compile.aot.chips import Topology
 from tpu_compile.aot.plan import Input, KernelUse, Memory, Plan, Temporary
 from tpu_compile.aot.process import Outcome
 from tpu_compile.aot.scan import scans_of
 from tpu_compile.aot.sharding import shard_shape
 from tpu_compile.aot.state import Leaf, Run
-from tpu_compile.lookup import outputs
+from tpu_compile.fx_utils import outputs
 from tpu_core.errors import TopologyCompilationError
 
 _NEEDED = re.compile(
@@ -34,7 +34,7 @@ _NO_TEMPORARY = {
 
 
 def build(
-    job: Job,
+    job: AotJob,
     captured: Captured,
     topology: Topology,
     outcome: Outcome,

@@ -23,8 +23,8 @@ Loss = str | Callable[..., Any] | None
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is compiled; see `tpu_compile.aot`."""
+class AotJob:
+    """The arguments of one ahead-of-time compile; see `tpu_compile.aot`."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
@@ -38,12 +38,12 @@ class Job:
 
     @property
     def trains(self) -> bool:
-        """Whether gradients are taken."""
+        """True if gradients are taken."""
         return self.loss is not None or self.optimizer is not None or self.step is not None
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
+        """Description in words."""
         if self.step is not None or self.optimizer is not None:
             return "training step"
         return "forward and backward" if self.trains else "forward"
@@ -72,7 +72,7 @@ Scanning = Callable[..., AbstractContextManager[None]]
 
 
 def capture(
-    job: Job, runs: Sequence[Run] = (), scanning: Scanning = lambda *_: nullcontext()
+    job: AotJob, runs: Sequence[Run] = (), scanning: Scanning = lambda *_: nullcontext()
 ) -> Captured:
     """Trace a job.
 
@@ -95,7 +95,7 @@ def capture(
 
 
 def _capture(
-    job: Job,
+    job: AotJob,
     runs: Sequence[Run],
     scanning: Scanning,
     losses: LeavingOutLogits | nullcontext[None],
@@ -177,7 +177,7 @@ def _capture(
 
 
 def _batch(
-    job: Job, mode: FakeTensorMode
+    job: AotJob, mode: FakeTensorMode
 ) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], Any]]:
     """Fake tensors for those of the inputs, and what puts tensors in their places."""
     flat, tree = tree_flatten((job.args, dict(job.kwargs)))
@@ -205,7 +205,7 @@ class _Idle:
 
 
 def run_forward(
-    job: Job, state: ModelState, mode: FakeTensorMode, watching: AbstractContextManager[Any]
+    job: AotJob, state: ModelState, mode: FakeTensorMode, watching: AbstractContextManager[Any]
 ) -> Any:
     """The result of a job's forward pass on fake tensors, without a graph, within ``watching``."""
     batch, call = _batch(job, mode)
@@ -230,7 +230,7 @@ def run_forward(
             return None  # there is nothing to take gradients of; the forward pass is over
 
 
-def _loss(job: Job, args: Any, kwargs: Any) -> torch.Tensor:
+def _loss(job: AotJob, args: Any, kwargs: Any) -> torch.Tensor:
     if isinstance(job.loss, str):
         loss = getattr(job.model, job.loss)(*args, **kwargs)
     elif job.loss is not None:
@@ -253,7 +253,7 @@ def _named(results: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def _buffers_after(state: ModelState, own: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the buffers hold after the step; a model may also put other tensors in their place."""
+    """Contents of the buffers after the step; a model may also put other tensors in their place."""
     after = {}
     for name, buffer in state.model.named_buffers():
         place = state.owners[name]

@@ -1,4 +1,5 @@
-"""What each TPU generation has, per device as JAX counts them, and the topologies made of them.
+"""Specifications of TPU generations, per device as JAX counts them, and the topologies made of
+them.
 
 Source: the pages of the generations in Google Cloud's documentation ("TPU v2" to "TPU7x
 (Ironwood)", https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm), per chip; the

@@ -1,4 +1,4 @@
-"""``tpu aot``: what a model needs of TPUs that are not there."""
+"""``tpu aot``: compile ahead of time for a topology; report memory and cost."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def aot(
 
 
 def _arguments(script: str) -> Mapping[str, Any]:
-    """What the script's function returns."""
+    """Return value of the script's function."""
     place, _, name = script.partition(":")
     name = name or _FUNCTION
     if Path(place).is_file():

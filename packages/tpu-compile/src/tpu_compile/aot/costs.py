@@ -1,4 +1,4 @@
-"""What a program costs: operations, bytes, collectives, and the least time they can take.
+"""The cost of a program: operations, bytes, collectives, and the least time they can take.
 
 XLA's own analysis counts the body of a loop once. So products and bytes are counted from the HLO
 text as well, with and without the number of rounds, and XLA's figures are scaled by the quotient.
@@ -256,7 +256,7 @@ def _traffic(module: Module, instruction: Instruction) -> tuple[float, float]:
 def _fused(
     module: Module, callee: str, operands: list[tuple[Shape, ...]], written: list[Shape]
 ) -> tuple[list[Shape], list[Shape]]:
-    """What a fusion reads and writes, where it takes or replaces only a slice of an array."""
+    """Bytes that a fusion reads and writes where it takes or replaces only a slice of an array."""
     table = module.tables[callee]
     read: list[Shape] = []
     for instruction in table.values():
@@ -359,7 +359,9 @@ def _collectives(module: Module) -> Iterator[Collective]:
 
 
 def _is_scattered(module: Module, name: str) -> bool:
-    """Whether a computation is libtpu's fusion of an all-reduce with the slice taken of it."""
+    """Return whether a computation is libtpu's fusion of an all-reduce with the slice taken of
+    it.
+    """
     return name.startswith("all-reduce-scatter") or (
         name not in module.counts
         and any(i.opcode == "dynamic-slice" for i in module.computations[name])

@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def padded_bytes(self) -> int:
-        """What it takes in memory: the minor dimensions fill whole tiles."""
+        """Size in memory: the minor dimensions fill whole tiles."""
         dims = list(self.dims)
         for place, size in zip(self.minor_to_major, reversed(self.tile)):
             dims[place] = math.ceil(dims[place] / size) * size
@@ -116,7 +116,7 @@ class Module:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How often each computation runs that is not part of a fusion."""
+        """Number of runs of each computation that is not part of a fusion."""
         counts: dict[str, int] = defaultdict(int)
 
         def visit(name: str, times: int) -> None:
@@ -143,7 +143,7 @@ class Module:
                 yield name, 1
 
     def trip_count(self, condition: str) -> int:
-        """How often a loop runs that counts up from 0: the constant it compares with, else 1."""
+        """Trip count of a loop that counts up from 0: the constant it compares with, else 1."""
         lines = {i.name: i for i in self.computations.get(condition, ())}
         constants = [
             int(value[1])
@@ -221,7 +221,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _type_end(line: str, begin: int) -> int:
-    """Where a type ends: at the first space outside brackets."""
+    """End of a type: the first space outside brackets."""
     depth = 0
     for place in range(begin, len(line)):
         c = line[place]
@@ -235,7 +235,7 @@ def _type_end(line: str, begin: int) -> int:
 
 
 def _closing(rest: str) -> int:
-    """Where the operands end."""
+    """Position after the last operand."""
     depth = 1
     for place, c in enumerate(rest):
         if c in "({[":

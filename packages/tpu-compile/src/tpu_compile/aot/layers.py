@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpu_compile.aot import scan as scans
-from tpu_compile.aot.capture import Captured, Job, capture
+from tpu_compile.aot.capture import AotJob, Captured, capture
 from tpu_compile.aot.parallelism import FullyShard
 from tpu_compile.aot.repeats import find
 from tpu_compile.aot.resharding import Resharding
@@ -31,7 +31,7 @@ _AUTO = 6
 
 
 def capture_scanned(
-    job: Job, scan: bool | str, remat: bool
+    job: AotJob, scan: bool | str, remat: bool
 ) -> tuple[Captured, list[Run], list[str]]:
     """Trace a job, its equal layers as loops.
 
@@ -73,7 +73,7 @@ class NotScanned(Exception):
 
 @contextmanager
 def scanning(
-    job: Job, state: ModelState, runs: Sequence[Run], own: Sequence[Any], sharded: FullyShard
+    job: AotJob, state: ModelState, runs: Sequence[Run], own: Sequence[Any], sharded: FullyShard
 ) -> Iterator[None]:
     """The model with each run's layers in the place of its first, while it is traced.
 
@@ -125,7 +125,7 @@ def _replaced(
 
 
 def _call(
-    job: Job,
+    job: AotJob,
     state: ModelState,
     run: Run,
     first: torch.nn.Module,
@@ -155,7 +155,7 @@ def _call(
 
 
 def _trace_layer(
-    job: Job,
+    job: AotJob,
     state: ModelState,
     run: Run,
     first: torch.nn.Module,
@@ -232,7 +232,9 @@ def _trace_layer(
     return make(*parts, grads)
 
 
-def _specs(job: Job, state: ModelState, run: Run, x: torch.Tensor) -> tuple[Spec, tuple[Spec, ...]]:
+def _specs(
+    job: AotJob, state: ModelState, run: Run, x: torch.Tensor
+) -> tuple[Spec, tuple[Spec, ...]]:
     spec = batch_spec(job.batch, job.mesh)[:1] if x.dim() > 1 else ()
     own = tuple(state.leaves[i].spec[1:] for i in state.stacks_of(run).values())
     return spec, own

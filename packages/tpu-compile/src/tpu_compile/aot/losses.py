@@ -42,7 +42,7 @@ class LeavingOutLogits(TorchFunctionMode):
 
     @property
     def was_wrong(self) -> bool:
-        """Whether logits are read that a loss was computed without."""
+        """True if logits are read that a loss was computed without."""
         return any(self._uses[key] != 1 for logits in self._replaced for key in logits.chain)
 
     def returns(self, results: Any) -> None:

@@ -15,11 +15,16 @@ from tpu_compile.aot.annotations import in_halves, over, scope
 from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.plan import KernelUse
 from tpu_compile.aot.sharding import Spec
-from tpu_compile.lookup import lowering_of
+from tpu_compile.fx_utils import lowering_of
 from tpu_core.lowering import kernel_errors
-from tpu_core.lowering.division import Division
 from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import Target, Use, lowering_for, noting
+from tpu_core.lowering.implementations import (
+    KernelSelection,
+    Target,
+    lowering_for,
+    recording_selections,
+)
+from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.pjrt.chips import abstract_mesh
 from tpu_core.pjrt.topologies import located_bytes
 from tpu_core.recorder.compute import run_graph
@@ -54,12 +59,12 @@ def lower(
         given = [in_halves(a, leaf.spec) for a, leaf in zip(arrays, captured.inputs)]
         return run_graph(captured.graph, given, arrays[-1], entry_of=lowering_of, scope=scope)
 
-    def lowered() -> tuple[Any, list[Use]]:
+    def lowered() -> tuple[Any, list[KernelSelection]]:
         function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)
-        with noting() as uses:
+        with recording_selections() as uses:
             return function.trace(*avals).lower(lowering_platforms=("tpu",)), uses
 
-    division = Division(abstract) if abstract.size > 1 else None
+    division = OperandSharding(abstract) if abstract.size > 1 else None
     here = lowering_for(Target("tpu", abstract.size, kind, division))
     with over(abstract), here, jax.enable_x64(True), kernel_errors.told():
         made, uses = lowered()

@@ -40,7 +40,7 @@ def _template() -> Template:
 
 
 def _parts(plan: Plan) -> list[tuple[str, float]]:
-    """What fills the memory, as shares of the larger of capacity and need."""
+    """Memory use as shares of the larger of capacity and need."""
     memory = plan.memory
     whole = max(memory.total, memory.capacity)
     if memory.arguments is None:

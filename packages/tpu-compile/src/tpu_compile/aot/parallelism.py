@@ -24,7 +24,7 @@ from torch.nn import Module
 from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from tpu_compile.aot import divided
+from tpu_compile.aot import sharding_ops
 from tpu_compile.aot.resharding import Resharding
 from tpu_compile.aot.sharding import Spec, axis_names, names_of, placed
 from tpu_core import torch_compat
@@ -69,7 +69,7 @@ def mesh_of(model: Module) -> dict[str, int] | None:
 
 @dataclass(frozen=True)
 class Gathered:
-    """How a parameter of a module under `fully_shard` is used.
+    """Use of a parameter of a module under `fully_shard`.
 
     Attributes:
         axis: Of the mesh, which divides the parameter where it is kept.
@@ -83,7 +83,7 @@ class Gathered:
 
 
 class FullyShard:
-    """What `fully_shard` has made of a model: parameters are gathered while their module runs.
+    """A model under `fully_shard`: parameters are gathered while their module runs.
 
     With ``reshard_after_forward`` they are gathered again for the backward pass. A number of
     devices to reshard to is taken as True.
@@ -152,8 +152,8 @@ class FullyShard:
         for name, use, spec in uses:
             whole = tuple(tuple(a for a in names_of(axes) if a != use.axis) for axes in spec)
             value = table[name] if use.dtype is None else table[name].to(use.dtype)
-            division = divided.closed(whole)
-            table[name] = divided.divide(value, division, divided.closed(spec))
+            division = sharding_ops.closed(whole)
+            table[name] = sharding_ops.divide(value, division, sharding_ops.closed(spec))
             if use.group is not None:
                 self._resharding.gathered(table[name], value, division, use.group)
 
@@ -178,7 +178,6 @@ def _states(model: Module) -> list[Any]:
 @contextmanager
 def _without_communication(state: Any) -> Iterator[None]:
     """The modules of a state with hooks that convert inputs and outputs, and do nothing else."""
-
     policy = state._mp_policy
 
     def before(_: Module, args: Any, kwargs: Any) -> Any:
@@ -209,13 +208,13 @@ def _floats_as(dtype: torch.dtype | None, values: Any) -> Any:
 
 
 def _calls(hook: Callable[..., Any], state: Any) -> bool:
-    """Whether a hook is a method of ``state``, or a function around one."""
+    """Return whether a hook is a method of ``state``, or a function around one."""
     held = [*_cells(hook).values(), hook]
     return any(getattr(value, "__self__", None) is state for value in held)
 
 
 def _cells(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function has from the scopes around it."""
+    """Closure variables of a function."""
     if not inspect.isfunction(function):
         return {}
     return dict(inspect.getclosurevars(function).nonlocals)
@@ -292,7 +291,7 @@ def _annotated(x: torch.Tensor, device_mesh: Any, placements: Any) -> torch.Tens
     spec = placed("an activation", by_axis, x.dim())
     dims = tuple(names_of(axes) for axes in spec)
     used = {axis for axes in dims for axis in axes}
-    forward = divided.Division(dims, tuple(a for a in by_axis if a not in used))
+    forward = sharding_ops.TensorSharding(dims, tuple(a for a in by_axis if a not in used))
     # What is whole is often a sum of gradients, which XLA had better scatter where it is divided.
-    backward = divided.Division(dims) if used else None
-    return divided.divide(x, forward, backward)
+    backward = sharding_ops.TensorSharding(dims) if used else None
+    return sharding_ops.divide(x, forward, backward)

@@ -102,7 +102,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `tpu_compile.aot` found. Printed with rich, it is a table; `_repr_html_` a page.
+    """Result of `tpu_compile.aot`. Printed with rich, it is a table; `_repr_html_` a page.
 
     Attributes:
         program: ``"forward"``, ``"forward and backward"`` or ``"training step"``.
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits into the device's memory."""
+        """True if the program fits into the device's memory."""
         return self.memory.fits
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _LOG_LINES = 12
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the worker made of a program.
+    """Result of compiling a program in the worker.
 
     Attributes:
         seconds: Wall time of the worker.

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import register_flop_formula
 
-from tpu_compile.aot import divided
+from tpu_compile.aot import sharding_ops
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import REGISTRY, register
@@ -34,9 +34,9 @@ def keep_rows(graph: GraphModule) -> None:
 
     Args:
         graph: Of functional ops with metadata; it is changed, if a tensor of it is divided as
-            `tpu_compile.aot.divided` says and XLA may choose the rest.
+            `tpu_compile.aot.sharding_ops` says and XLA may choose the rest.
     """
-    if not any(map(divided.is_open, graph.graph.nodes)):
+    if not any(map(sharding_ops.is_open, graph.graph.nodes)):
         return
     _define()
     for node in list(graph.graph.nodes):
@@ -78,7 +78,7 @@ def _narrowed(behind: list[Node]) -> torch.dtype:
     copies = list(adds[0].users)
     if [n.target for n in copies] != [aten._to_copy.default]:
         return dtype
-    if not any(map(divided.is_open, copies[0].users)):
+    if not any(map(sharding_ops.is_open, copies[0].users)):
         return dtype
     rounded: torch.dtype = copies[0].meta["val"].dtype
     adds[0].meta["val"] = adds[0].meta["val"].to(rounded)

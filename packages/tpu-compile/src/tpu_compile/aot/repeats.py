@@ -19,14 +19,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile.aot.capture import Job, run_forward
+from tpu_compile.aot.capture import AotJob, run_forward
 from tpu_compile.aot.state import ModelState, Run
 from tpu_compile.aot.trace import fake_mode
 
 
 @dataclass
 class _Call:
-    """What is known of one call of a layer."""
+    """Record of one call of a layer."""
 
     name: str
     arguments: list[Any]
@@ -62,7 +62,7 @@ class _Outside(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def find(job: Job, least: int) -> tuple[list[Run], list[str]]:
+def find(job: AotJob, least: int) -> tuple[list[Run], list[str]]:
     """Runs of at least ``least`` layers that can be scanned, and why others cannot."""
     containers = [c for c in _candidates(job.model) if _most_of_a_kind(c.module) >= least]
     if not containers:

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile.aot import divided
+from tpu_compile.aot import sharding_ops
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """How a parameter was gathered: from what, to what, for which call of `fully_shard`."""
+    """Record of a gathered parameter: from what, to what, for which call of `fully_shard`."""
 
     gathered: torch.Tensor
     part: torch.Tensor
-    whole: divided.Division
+    whole: sharding_ops.TensorSharding
     group: int
 
 
@@ -59,7 +59,11 @@ class Resharding:
         return hooks
 
     def gathered(
-        self, gathered: torch.Tensor, part: torch.Tensor, whole: divided.Division, group: int
+        self,
+        gathered: torch.Tensor,
+        part: torch.Tensor,
+        whole: sharding_ops.TensorSharding,
+        group: int,
     ) -> None:
         """Say that ``gathered`` can be made again.
 
@@ -95,8 +99,8 @@ class Resharding:
         gather = kept.gather
         part = gather.part
         if gather.group in self._grads:
-            part = divided.behind(part, self._grads[gather.group])
-        again = divided.divide(part, gather.whole, None)
+            part = sharding_ops.behind(part, self._grads[gather.group])
+        again = sharding_ops.divide(part, gather.whole, None)
         return again.t() if kept.is_transposed else again
 
 

@@ -21,9 +21,9 @@ from torch.fx import GraphModule
 
 from tpu_compile.aot.annotations import constrain, scope
 from tpu_compile.aot.sharding import Spec
-from tpu_compile.draws import is_random
-from tpu_compile.lookup import lowering_of, outputs
-from tpu_compile.moved_lanes import move_lanes
+from tpu_compile.fx_utils import lowering_of, outputs
+from tpu_compile.lane_permutation import move_lanes
+from tpu_compile.rng import is_random
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, register
 from tpu_core.recorder.compute import run_graph
@@ -238,7 +238,7 @@ def _run(
 
 
 def draws(graph: GraphModule) -> bool:
-    """Whether a graph draws random numbers."""
+    """Return whether a graph draws random numbers."""
     return any(map(is_random, graph.graph.nodes))
 
 

@@ -54,7 +54,7 @@ def check_mesh(mesh: Mapping[str, int] | None, topology: Topology) -> dict[str, 
 
 
 def batch_spec(batch: Axes | Sequence[Axes], mesh: Mapping[str, int]) -> Spec:
-    """How batches are divided: along their first dimension over the data axes unless given.
+    """Sharding of batches: along their first dimension over the data axes unless given.
 
     Args:
         batch: ``"data"`` for the first dimension, a spec, or ``"auto"``.
@@ -69,7 +69,7 @@ def batch_spec(batch: Axes | Sequence[Axes], mesh: Mapping[str, int]) -> Spec:
 
 
 def spec_of(name: str, tensor: torch.Tensor, rules: Rules, mesh: Mapping[str, int]) -> Spec:
-    """How a parameter or buffer is divided.
+    """Sharding of a parameter or buffer.
 
     Its placements if it is a DTensor, else the first rule whose pattern matches the whole name
     (``*`` and ``?`` of shells, or a compiled regular expression), else nothing is divided.
@@ -116,7 +116,7 @@ def _even(shape: tuple[int, ...], spec: Spec, mesh: Mapping[str, int]) -> Spec:
 def find_rule(
     name: str, shape: tuple[int, ...], rules: Rules, mesh: Mapping[str, int]
 ) -> Rule | None:
-    """What the rules say of a tensor, None if nothing."""
+    """The rule that matches a tensor, or None."""
     if callable(rules):
         return rules(name, shape, mesh)
     return next((r for p, r in (rules or {}).items() if _matches(p, name)), None)
@@ -149,7 +149,7 @@ def placed(name: str, placements: Mapping[str, Placement], dims: int) -> Spec:
         elif isinstance(placement, Partial) or not isinstance(placement, Replicate):
             raise MeshError(
                 f"'{name}' has the placement {placement} over '{axis}'.",
-                remedy="What is compiled has Shard(dim) and Replicate().",
+                remedy="Only Shard(dim) and Replicate() are supported.",
             )
     return tuple(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in spec)
 

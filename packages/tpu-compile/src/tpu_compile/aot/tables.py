@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether it fits, in a sentence."""
+    """Verdict on whether it fits, in a sentence."""
     memory = plan.memory
     share = f"{format_bytes(memory.total)} of {format_bytes(memory.capacity)} HBM a device"
     if memory.fits:
@@ -44,7 +44,7 @@ def verdict(plan: Plan) -> str:
 
 
 def memory_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """What the memory is made of: name, bytes, remark."""
+    """Rows of the memory table: name, bytes, remark."""
     memory = plan.memory
     kinds: dict[str, int] = defaultdict(int)
     for item in plan.inputs:
@@ -60,7 +60,7 @@ def memory_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def cost_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What a step costs on one device."""
+    """Rows of the cost table: a step on one device."""
     cost, line = plan.cost, plan.roofline
     if cost is None or line is None:
         return [("model's products, all devices", count(plan.model_flops, "FLOP"))]

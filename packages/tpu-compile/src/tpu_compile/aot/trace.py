@@ -25,9 +25,9 @@ from torch.nn.modules import module as module_hooks
 import tpu_core
 from tpu_compile.aot.biases import add_late
 from tpu_compile.aot.products import keep_rows
+from tpu_compile.fx_utils import lowering_of
 from tpu_compile.graphs import decompositions
-from tpu_compile.lookup import lowering_of
-from tpu_compile.moved_lanes import move_lanes
+from tpu_compile.lane_permutation import move_lanes
 from tpu_core.errors import DataDependentError, UnsupportedOpError
 
 _DATA_DEPENDENT = (
@@ -141,7 +141,7 @@ class Scopes:
         return hook
 
     def phase(self, name: str) -> None:
-        """What follows belongs to no module but to ``name``."""
+        """Attribute the ops that follow to ``name`` in place of a module."""
         self._set("", name)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
 
-from tpu_compile.draws import as_scalars
 from tpu_compile.export import with_jax
+from tpu_compile.rng import as_scalars
 from tpu_core import _C
 from tpu_core.errors import ExportError
 from tpu_core.lowering.dtypes import TO_TORCH, cast
@@ -28,7 +28,7 @@ _PROGRAMS: dict[str, jax.export.Exported] = {}
 
 
 class LoadedProgram:
-    """What `load` returns: called as the module that was exported, on tensors on ``tpu``.
+    """Result of `load`: called as the module that was exported, on tensors on ``tpu``.
 
     Each call is recorded as one op, so that it runs in one program with the ops around it.
 

@@ -14,8 +14,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from tpu_compile.fx_utils import line_of, lowering_of
 from tpu_compile.graphs import decompositions
-from tpu_compile.lookup import line_of, lowering_of
 from tpu_core import lowering
 from tpu_core.errors import ExportError
 from tpu_core.lowering.attention import attention

@@ -30,7 +30,7 @@ class CorruptEntryError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """What `ExecutableStore.get` returns.
+    """An entry as `ExecutableStore.get` returns it.
 
     Attributes:
         manifest: The JSON object stored with the payload.
@@ -89,7 +89,9 @@ def open_entry(path: Path) -> BinaryIO:
 
 
 def owned(status: os.stat_result) -> bool:
-    """Whether a file belongs to the user of this process (always, where there are no users)."""
+    """Return whether a file belongs to the user of this process (always, where there are no
+    users).
+    """
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 

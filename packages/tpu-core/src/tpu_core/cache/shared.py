@@ -36,7 +36,7 @@ _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 
 @dataclass
 class SharedCounts:
-    """What one `SharedTier` has done; ``given_up`` are uploads that were not made."""
+    """Counters of one `SharedTier`; ``given_up`` are uploads that were not made."""
 
     hits: int = 0
     misses: int = 0
@@ -98,7 +98,7 @@ class SharedTier:
             self._add(misses=1, damaged=1)
             self._warn(
                 f"An entry of the shared cache {self.shown} {error}; it is compiled again.",
-                "Nothing, if this is rare. Otherwise look who else writes there.",
+                "Nothing, if this is rare. Otherwise find the other writers.",
             )
             return None
         self._add(hits=1)
@@ -125,7 +125,7 @@ class SharedTier:
         self._uploads.put((key, payload, manifest))
 
     def has(self, key: str) -> bool:
-        """Whether there is an entry of ``key``; not where nothing answers."""
+        """Return whether there is an entry of ``key``; not where nothing answers."""
         if self._rest["read"].now():
             return False
         try:
@@ -135,7 +135,9 @@ class SharedTier:
             return False
 
     def problem(self) -> str | None:
-        """Why the store cannot be read now, or None: a look-up of an entry that is not there."""
+        """Error that reading the store raises now, or None: a look-up of an entry that is not
+        there.
+        """
         try:
             self._within_timeout(lambda: self._read("tpu doctor"))
         except FileNotFoundError:
@@ -162,7 +164,7 @@ class SharedTier:
 
     def _finish(self) -> None:
         if os.getpid() != self._process:
-            return  # a forked child has no such thread, and perhaps a lock that nobody opens
+            return  # a forked child has no such thread, and perhaps a lock that is never opened
         if not self.flush():
             self._warn(
                 f"{self._pending} programs were not stored in the shared cache {self.shown}: "
@@ -190,7 +192,7 @@ class SharedTier:
                     self._idle.notify_all()
 
     def _within_timeout(self, call: Callable[[], _T]) -> _T:
-        """What ``call`` returns or raises, or `TimeoutError`: no filesystem has a common limit."""
+        """Result or error of ``call``, or `TimeoutError`: no filesystem has a common limit."""
         done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
         def run() -> None:
@@ -280,7 +282,7 @@ def without_credentials(text: str) -> str:
 
 @dataclass
 class _Rest:
-    """When a store that failed is tried again."""
+    """Back-off after failures of a store."""
 
     until: float = 0.0
     pause: float = _FIRST_PAUSE

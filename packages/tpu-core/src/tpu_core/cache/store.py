@@ -1,8 +1,8 @@
 """A folder of compiled executables that any number of processes share.
 
 One file an entry, written under a temporary name and renamed, so that a reader sees a whole entry
-or none, whoever else is writing. Entries are executable code: the folder must belong to the user
-and be writable by nobody else, or it is not used at all.
+or none, whatever else is writing. Entries are executable code: the folder must belong to the user
+and be writable by that user alone, or it is not used at all.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Problem:
 
 @dataclass
 class StoreCounts:
-    """What one `ExecutableStore` has seen."""
+    """Counters of one `ExecutableStore`."""
 
     hits: int = 0
     misses: int = 0
@@ -246,7 +246,7 @@ class ExecutableStore:
         return sum(n for _, n, _ in self._by_last_use())
 
     def refusal(self) -> str | None:
-        """Why the folder is not used, or None where it may be (it need not exist yet)."""
+        """Reason that the folder is not used, or None where it may be (it need not exist yet)."""
         try:
             status = os.stat(self.directory)
         except FileNotFoundError:
@@ -262,7 +262,7 @@ class ExecutableStore:
         return None
 
     def _usable(self, create: bool = False) -> bool:
-        """Whether the folder may be used; decided once, when it is first there."""
+        """Return whether the folder may be used; decided once, when it is first there."""
         if self._trusted is not None:
             return self._trusted
         problem = self.refusal()
@@ -355,7 +355,7 @@ class ExecutableStore:
 
 
 def relative_path(key: str) -> str:
-    """Where the entry of a key is in a cache; keys are hashed: any text is a safe file name."""
+    """Path of a key's entry in a cache; keys are hashed: any text is a safe file name."""
     name = hashlib.sha256(key.encode()).hexdigest()
     return f"{name[:2]}/{name[2:]}{_SUFFIX}"
 

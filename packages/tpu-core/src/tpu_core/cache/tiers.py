@@ -34,7 +34,7 @@ class TieredStore:
 
     @property
     def counts(self) -> StoreCounts:
-        """What the disk has seen."""
+        """Counters of the disk tier."""
         return self.disk.counts
 
     def get(self, key: str) -> Entry | None:
@@ -82,7 +82,7 @@ def open_store(settings: Config) -> ExecutableStore | TieredStore | None:
 def remembered_names(
     store: ExecutableStore | TieredStore | None, compute: Callable[[], list[str]], **key: Any
 ) -> list[str]:
-    """What ``compute`` returns, kept on this machine's disk.
+    """Result of ``compute``, kept on this machine's disk.
 
     Args:
         store: Where it is kept; None computes it.

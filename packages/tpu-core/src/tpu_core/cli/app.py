@@ -70,7 +70,7 @@ app = typer.Typer(
     name="tpu",
     no_args_is_help=True,
     add_completion=False,
-    help="Look at the tpu device of PyTorch: its environment, its ops and its executable cache.",
+    help="Inspect the tpu device of PyTorch: environment, ops and executable cache.",
 )
 app.command()(doctor)
 app.command()(ops)

@@ -51,7 +51,7 @@ def _shared_cache(section: str, settings: Config) -> Check:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest parent that exists, can be written."""
+    """Return whether the folder, or the nearest parent that exists, can be written."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

@@ -1,4 +1,4 @@
-"""What a check of ``tpu doctor`` answers."""
+"""Result of a check of ``tpu doctor``."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def check_versions() -> Iterator[Check]:
 
 
 def _check_extension(torch_version: str) -> Check:
-    """Whether the C++ extension is there and was built for the installed torch."""
+    """Return whether the C++ extension is there and was built for the installed torch."""
     section, name = "Versions", "torch"
     builds = _extension.builds()
     if not builds:
@@ -159,7 +159,7 @@ def _check_plugin(found: platforms.Platform) -> Check:
 
 
 def check_registration() -> Iterator[Check]:
-    """Who holds PyTorch's PrivateUse1 slot, and other backends that want it."""
+    """Owner of PyTorch's PrivateUse1 slot, and other backends that want it."""
     section = "Device"
     for name in _RIVALS:
         if version := installed(name):

@@ -17,7 +17,7 @@ DEVICE = "tpu"
 
 
 @dataclass(frozen=True)
-class Call:
+class SampleCall:
     """One op on tensors of one dtype and shape, ready to be called."""
 
     name: str
@@ -92,7 +92,7 @@ _FLOAT_ROW_OPS: dict[str, Callable[[torch.Tensor], object]] = {
 
 def common_calls(
     shapes: tuple[Shape, ...] = SHAPES, dtypes: tuple[torch.dtype, ...] = DTYPES
-) -> Iterator[Call]:
+) -> Iterator[SampleCall]:
     """The calls to make, each for every dtype and shape that it takes.
 
     Args:
@@ -102,7 +102,7 @@ def common_calls(
     for shape in shapes:
         for dtype in dtypes:
             for name, run in _calls(shape, dtype):
-                yield Call(name, dtype, shape, run)
+                yield SampleCall(name, dtype, shape, run)
 
 
 def _calls(shape: Shape, dtype: torch.dtype) -> Iterator[tuple[str, Run]]:

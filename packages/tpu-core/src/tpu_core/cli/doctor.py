@@ -19,7 +19,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quick: Annotated[bool, typer.Option(help="Do not run the canaries of known faults.")] = False,
 ) -> None:
-    """Look at everything the device needs; exit code 1 where something is broken."""
+    """Check the environment of the device; exit with status 1 if a check fails."""
     checks = run_checks(quick)
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=2))

@@ -1,4 +1,4 @@
-"""``tpu ops``: what the registry of lowerings holds, and what it lacks."""
+"""``tpu ops``: list supported and unsupported ops."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _relative(location: str, folder: Path) -> str:
 
 
 def is_registered(name: str) -> bool:
-    """Whether an overload is a view, has a kernel in the extension, or has a lowering.
+    """Return whether an overload is a view, has a kernel in the extension, or has a lowering.
 
     Args:
         name: An overload of any variant, ``aten.add_.Tensor``.
     """
     from tpu_core import lowering
-    from tpu_core.recorder.variants import has_own_kernel, lowering_of, overload_of
+    from tpu_core.recorder.functional_variants import has_own_kernel, lowering_of, overload_of
 
     lowering.load()
     try:
@@ -157,6 +157,6 @@ def _reaches_backend(name: str) -> bool:
 
 
 def _functional(schema: Any) -> bool:
-    """Whether nothing is written to, and nothing of an input is handed out as a view."""
+    """Return whether nothing is written to, and nothing of an input is handed out as a view."""
     touched = [a for a in (*schema.arguments, *schema.returns) if a.alias_info is not None]
     return not touched and bool(schema.returns)

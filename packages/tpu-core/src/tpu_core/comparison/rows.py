@@ -167,7 +167,7 @@ def _gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 
 @dataclass
 class _Results:
-    """What a layer computes in float64, from the device's inputs and output gradients."""
+    """Results of a layer in float64, from the device's inputs and output gradients."""
 
     outputs: list[torch.Tensor]
     inputs: dict[int, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Which output of a program takes which donated input's memory."""
+"""Input-output aliases: outputs that take a donated input's memory."""
 
 from __future__ import annotations
 

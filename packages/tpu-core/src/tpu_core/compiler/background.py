@@ -1,4 +1,4 @@
-"""Segments that run in pieces while other processes compile their programs.
+"""Background compilation: segments run op by op while worker processes compile.
 
 A new segment runs op by op where that costs little compiling, because nearly all its ops have
 programs of their own, in memory or on disk. At its second time its own program is begun in a
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from tpu_core.compiler.segment import LiftedNumber, Node, Segment
-from tpu_core.compiler.worker import Job, Result
+from tpu_core.compiler.segment import Node, RuntimeScalar, Segment
+from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import Workers
 from tpu_core.errors import BackgroundCompileWarning
 from tpu_core.metrics import METRICS
-from tpu_core.padding.told import ops_of
+from tpu_core.padding.synthetic import ops_of
 
 logger = logging.getLogger("tpu_core")
 
@@ -41,13 +41,13 @@ class _Stage(Enum):
     SEEN = auto()  # once
     COMPILING = auto()
     READY = auto()
-    BLOCKING = auto()  # a worker could not do it: whoever needs it next compiles it
-    PIECES = auto()  # it ended its worker: it stays in pieces
+    BLOCKING = auto()  # a worker could not do it: the next use compiles it
+    PIECES = auto()  # it ended its worker: it stays op by op
 
 
 @dataclass(slots=True)
 class _Known:
-    """A segment that runs in pieces.
+    """A segment that runs op by op.
 
     Attributes:
         numbers: Its numbers when it was seen last.
@@ -55,14 +55,14 @@ class _Known:
         ready: (cache key, executable), once compiled.
     """
 
-    numbers: list[LiftedNumber]
+    numbers: list[RuntimeScalar]
     lifted: list[bool]
     stage: _Stage = _Stage.SEEN
     ready: tuple[str, Any] | None = field(default=None, repr=False)
 
 
 class Background:
-    """Decides which segments run in pieces, and has their programs made.
+    """Decides which segments run op by op, and has their programs made.
 
     Args:
         workers: Compile.
@@ -83,7 +83,7 @@ class Background:
         self._lock = threading.Lock()
 
     def due(self, segment_key: str) -> bool:
-        """Whether a segment that runs in pieces is to be asked about again."""
+        """Return whether a segment that runs op by op is to be asked about again."""
         known = self._known.get(segment_key)
         return known is None or known.stage not in (_Stage.COMPILING, _Stage.PIECES)
 
@@ -120,9 +120,9 @@ class Background:
         key: str,
         missing: list[tuple[str, Node]],
         forbidden: bool,
-        job: Callable[[], Job],
+        job: Callable[[], CompileJob],
     ) -> bool:
-        """Whether a segment that has no program runs in pieces this time.
+        """Return whether a segment that has no program runs op by op this time.
 
         Args:
             s: The segment, its numbers `lifted`.
@@ -185,7 +185,7 @@ class Background:
 
 
 def seconds_to_compile(nodes: Sequence[Node]) -> float:
-    """What compiling ops as one program costs on one core, roughly."""
+    """Estimate of the seconds to compile ops as one program on one core."""
     names = [name for node in nodes for name in ops_of(node)]
     products = sum(any(part in name for part in _PRODUCTS) for name in names)
     return _PROGRAM + _OP * len(names) + _PRODUCT * products

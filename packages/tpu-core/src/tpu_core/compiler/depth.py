@@ -22,7 +22,7 @@ _NEVER_FUSED = frozenset(
 
 
 class Depths:
-    """How many ops in a row each value of a segment depends on, since the last barrier."""
+    """Number of consecutive ops that each value of a segment depends on, since the last barrier."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What compiled programs look like, for those who ask.
+"""Dumps of compiled programs.
 
 ``TPU_DUMP`` writes files, ``TORCH_LOGS="stablehlo"`` prints, and ``TORCH_TRACE`` records artifacts
 that tlparse shows.

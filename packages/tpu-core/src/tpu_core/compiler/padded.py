@@ -1,4 +1,4 @@
-"""Programs for segments whose sizes keep changing: one executable a bucket of sizes."""
+"""Programs for segments with dynamic sizes: one executable per bucket of sizes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tpu_core.compiler.reasons import Reason
 from tpu_core.compiler.segment import Segment
 from tpu_core.metrics import METRICS
 from tpu_core.padding.arrays import PaddedArray, fitted
+from tpu_core.padding.bucketed_program import BucketedProgram, Recording
 from tpu_core.padding.check import differences
-from tpu_core.padding.family import Family, Recording
-from tpu_core.padding.outline import Outlines
 from tpu_core.padding.recording import describe
-from tpu_core.padding.sizes import Unpaddable
-from tpu_core.padding.told import has_graphs, tell
+from tpu_core.padding.segment_signature import SegmentSignatures
+from tpu_core.padding.sizes import NotPaddableError
+from tpu_core.padding.synthetic import has_graphs, synthesize
 from tpu_core.pjrt import client as pjrt
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class PaddedPrograms:
     ) -> None:
         self._builder = builder
         self._client = client
-        self._outlines = Outlines(store, builder.key)
-        self._families: OrderedDict[str, Family] = OrderedDict()
+        self._outlines = SegmentSignatures(store, builder.key)
+        self._families: OrderedDict[str, BucketedProgram] = OrderedDict()
         self._described: tuple[Segment, str, list[int], int] | None = None
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
@@ -75,7 +75,7 @@ class PaddedPrograms:
 
     def _add(self, s: Segment, program: Program) -> None:
         form, integers, tensors = self._describe(s)
-        family = self._families.setdefault(form, Family(self._outlines, tensors))
+        family = self._families.setdefault(form, BucketedProgram(self._outlines, tensors))
         self._families.move_to_end(form)
         if family.recurring.own(s.key):
             return
@@ -112,7 +112,7 @@ class PaddedPrograms:
             return None
         try:
             return self._program(family, form, s, values, arrays)
-        except Unpaddable as error:
+        except NotPaddableError as error:
             family.refuse(f"{error.op or 'the segment'}: {error}")
         if family.refusal:
             logger.info(
@@ -122,17 +122,19 @@ class PaddedPrograms:
             )
         return None
 
-    def _told(self, form: str, s: Segment, tensors: int) -> Family | None:
+    def _told(self, form: str, s: Segment, tensors: int) -> BucketedProgram | None:
         """A family of one segment, where the graphs in it say which of its sizes vary."""
-        told = tell(s)
+        told = synthesize(s)
         if told is None:
             return None
         recordings = [Recording(x, describe(x)[1], None) for x in told.segments]
-        family = self._families[form] = Family.told(told, recordings, self._outlines, tensors)
+        family = self._families[form] = BucketedProgram.told(
+            told, recordings, self._outlines, tensors
+        )
         return family
 
     def _program(
-        self, family: Family, form: str, s: Segment, values: list[int], arrays: list[Any]
+        self, family: BucketedProgram, form: str, s: Segment, values: list[int], arrays: list[Any]
     ) -> Program | None:
         wanted = family.buckets(values)
         buckets = self._buckets(family, form, s, values, wanted)
@@ -162,7 +164,7 @@ class PaddedPrograms:
 
     def _obtain(
         self,
-        family: Family,
+        family: BucketedProgram,
         form: str,
         s: Segment,
         values: list[int],
@@ -172,7 +174,7 @@ class PaddedPrograms:
         """An executable for some buckets, and its key.
 
         Raises:
-            Unpaddable: An op cannot run on padded arrays, or does not do so as it should.
+            NotPaddableError: An op cannot run on padded arrays, or does not do so as it should.
         """
         outputs = [(family.bound(i, buckets), s.slots[i].dtype) for i in s.live]
         key = self._key(family, form, s, buckets)
@@ -181,7 +183,7 @@ class PaddedPrograms:
             run = self._runner(family, s, buckets, loaded)
             problem = differences(family, buckets, run, arrays, self._client.devices[s.device])
             if problem:
-                raise Unpaddable(problem)
+                raise NotPaddableError(problem)
 
         sizes = ", ".join(f"{v} in {b}" for v, b in zip(values, buckets))
         why = self._builder.explain(s)
@@ -190,13 +192,13 @@ class PaddedPrograms:
         self._builder.remember(s)
         return loaded, key
 
-    def _key(self, family: Family, form: str, s: Segment, buckets: tuple[int, ...]) -> str:
+    def _key(self, family: BucketedProgram, form: str, s: Segment, buckets: tuple[int, ...]) -> str:
         constants = family.segment().constants()
         return self._builder.key(s, f"{form} {family.signature()} {buckets}", constants)
 
     def _buckets(
         self,
-        family: Family,
+        family: BucketedProgram,
         form: str,
         s: Segment,
         values: Sequence[int],
@@ -224,8 +226,10 @@ class PaddedPrograms:
             return wanted
         return nearest
 
-    def _has_better(self, family: Family, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
-        """Whether a program of buckets that fit better is there, or worth a compile now."""
+    def _has_better(
+        self, family: BucketedProgram, wanted: tuple[int, ...], used: tuple[int, ...]
+    ) -> bool:
+        """Return whether a program of buckets that fit better is there, or worth a compile now."""
         if wanted in family.programs:
             return True
         return (
@@ -235,7 +239,7 @@ class PaddedPrograms:
         )
 
     def _runner(
-        self, family: Family, s: Segment, buckets: tuple[int, ...], loaded: pjrt.Loaded
+        self, family: BucketedProgram, s: Segment, buckets: tuple[int, ...], loaded: pjrt.Loaded
     ) -> Any:
         device = self._client.devices[s.device]
         inputs = [family.bound(i, buckets) for i in s.inputs()]

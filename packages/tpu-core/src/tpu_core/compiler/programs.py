@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_core import _C, collector
+from tpu_core import _C, gc_control
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
@@ -29,7 +29,7 @@ from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Segment
 from tpu_core.compiler.spanning import spanning
-from tpu_core.compiler.worker import Job, Result
+from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
 from tpu_core.errors import RecompilationError, TpuError
@@ -48,7 +48,7 @@ _LARGE = 64
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the extension needs to run a segment, and what reports need to explain it.
+    """A program as the extension runs it and reports explain it.
 
     Attributes:
         execute: Runs it: of a loaded executable, or a function of a list of arrays.
@@ -136,11 +136,11 @@ class ProgramBuilder:
             exported: The segment, from the extension.
             arrays: Its inputs, where it is about to run.
             pads: Whether it may run on padded arrays.
-            missing: Where it may run in pieces while its program is made: those of its ops that no
+            missing: Where it may run op by op while its program is made: those of its ops that no
                 program in memory runs by itself, as (key of that program, node).
 
         Returns:
-            The program; None where the segment is to run in pieces.
+            The program; None where the segment is to run op by op.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
@@ -163,7 +163,7 @@ class ProgramBuilder:
             lower = functools.partial(segments.lower, s)
             loaded = self.obtain(s, key, lower, s.outputs(), reason)
         self.remember(s)
-        collector.resume()
+        gc_control.resume()
         program = self.program(s, loaded, key)
         if missing is not None:
             program = replace(program, compiled_in=[n.compiled_in for n in s.numbers])
@@ -184,27 +184,27 @@ class ProgramBuilder:
 
     @property
     def may_compile(self) -> bool:
-        """Whether a compile would not raise."""
+        """True if a compile would not raise."""
         return not _forbidden
 
     def _runs_in_pieces(
         self, s: Segment, key: str, exported: dict[str, Any], missing: list[tuple[str, int]]
     ) -> bool:
-        def job() -> Job:
+        def job() -> CompileJob:
             if any(n.plan is not None and n.plan.compute.is_local for n in s.nodes):
-                return Job(None, segments.lower(s), s.device)
+                return CompileJob(None, segments.lower(s), s.device)
             numbers = [(n.pack, n.compiled_in, n.value) for n in s.numbers]
-            return Job({**exported, "numbers": numbers}, None, s.device)
+            return CompileJob({**exported, "numbers": numbers}, None, s.device)
 
         lacking = [(self.key(s, k, s.constants_of(node)), s.nodes[node]) for k, node in missing]
         return self.background.serves_in_pieces(s, key, lacking, bool(_forbidden), job)
 
     def due(self, segment_key: str) -> bool:
-        """Whether to ask again for the program of a segment that runs in pieces."""
+        """Return whether to ask again for the program of a segment that runs op by op."""
         return bool(_forbidden) or self.background.due(segment_key)
 
     def is_stored(self, key: str) -> bool:
-        """Whether a program is in the cache of this machine."""
+        """Return whether a program is in the cache of this machine."""
         disk = self._store.disk if isinstance(self._store, TieredStore) else self._store
         return disk is not None and disk.path(key).exists()
 
@@ -222,7 +222,7 @@ class ProgramBuilder:
         return loaded
 
     def explain(self, s: Segment) -> Reason:
-        """What of a segment is new."""
+        """Reason that a segment is new."""
         return self._reasons.explain(s)
 
     def remember(self, s: Segment) -> None:
@@ -292,7 +292,7 @@ class ProgramBuilder:
         )
 
     def program(self, s: Segment, loaded: pjrt.Loaded, key: str) -> Program:
-        """What the extension runs for a segment that an executable serves as it is."""
+        """The program of a segment that an executable serves without padding."""
         return Program(
             loaded.execute,
             loaded.handlers,

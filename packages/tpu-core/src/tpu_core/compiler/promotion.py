@@ -1,4 +1,4 @@
-"""When sizes that a program on padded arrays serves are to have a program that fits them better.
+"""Promotion of sizes from a bucketed program to one that fits them better.
 
 A padded program works on more than counts and masks what does not, in every run. A size that a loop
 comes back to again and again is worth a compile; one of many that come in turn is not. Neither is a
@@ -21,11 +21,11 @@ _WASTE = 8  # the padding one part of so many,
 _MOST = 4  # and so many others of the family have a program of their own at most.
 
 
-class Recurring:
+class PromotionPolicy:
     """The sizes of one family that recur, and those that have a program of their own.
 
     Example:
-        >>> Recurring().waste([96], [128])
+        >>> PromotionPolicy().waste([96], [128])
         True
     """
 
@@ -35,20 +35,21 @@ class Recurring:
         self._wasted: dict[tuple[int, ...], float] = {}
 
     def own(self, key: str) -> Reason | None:
-        """Why a segment of this key is to have its own program; None where it is not."""
+        """Reason for an exact program of this key, or None."""
         return self._own.get(key)
 
     @staticmethod
     def waste(values: Sequence[int], buckets: Sequence[int]) -> bool:
-        """Whether padding to the buckets is much more work."""
+        """Return whether padding to the buckets is much more work."""
         wanted = math.prod(values)
         return (math.prod(buckets) - wanted) * _WASTE >= wanted
 
     def outgrew(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
-        """Whether runs in the larger bucket ``used`` have cost enough for a program of ``wanted``.
+        """Return whether runs in the larger bucket ``used`` have cost enough for a program of
+        ``wanted``.
 
         Example:
-            >>> Recurring().outgrew((64,), (128,))
+            >>> PromotionPolicy().outgrew((64,), (128,))
             False
         """
         return self._wasted.get(wanted, 0.0) + _wasted(wanted, used) > WASTED_RUNS
@@ -66,7 +67,7 @@ class Recurring:
         self._runs += 1
 
     def often(self, runs: int) -> bool:
-        """Whether a size that has run so often recurs, and may have its own program."""
+        """Return whether a size that has run so often recurs, and may have its own program."""
         return runs > RUNS and runs * _SHARE >= self._runs and len(self._own) < _MOST
 
     def promote(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> None:
@@ -85,7 +86,7 @@ class Counter:
     """Counts the runs of one size of a family."""
 
     def __init__(
-        self, family: Recurring, key: str, values: Sequence[int], buckets: Sequence[int]
+        self, family: PromotionPolicy, key: str, values: Sequence[int], buckets: Sequence[int]
     ) -> None:
         self._family, self._key = family, key
         self._values, self._buckets = values, buckets

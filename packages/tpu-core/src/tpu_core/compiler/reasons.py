@@ -1,4 +1,4 @@
-"""Why a program had to be compiled: which op and argument was new, and against what."""
+"""Reasons for compiles: the op and argument was new, and against what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from tpu_core.compiler.segment import LiftedNumber, Node, Segment
+from tpu_core.compiler.segment import Node, RuntimeScalar, Segment
 from tpu_core.lowering.dtypes import dtype_text
 from tpu_core.lowering.views import Access
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, _Written
@@ -26,7 +26,7 @@ _MOST_COMPARED = 64  # latest forms of an op, and latest segments, that a new on
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What was new, and the user's line of the op at fault."""
+    """Reason for a compile, and the user's line of the op at fault."""
 
     text: str
     line: str | None
@@ -34,7 +34,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is remembered of a compiled segment."""
+    """Record of a compiled segment."""
 
     forms: array[int]  # of each node, by the number that it was given at first sight
     operands: list[list[int]]
@@ -48,12 +48,12 @@ class Reasons:
     def __init__(self) -> None:
         self._forms: dict[str, dict[Form, int]] = {}
         self._names: list[str] = []  # of each form, by its number
-        self._numbers: dict[str, list[LiftedNumber]] = {}
+        self._numbers: dict[str, list[RuntimeScalar]] = {}
         self._latest: deque[_Known] = deque(maxlen=_MOST_COMPARED)
         self._unread: list[Segment] = []  # compiled, not yet in the tables above
 
     def explain(self, s: Segment) -> Reason:
-        """What is new: ``"aten.mm.default: self float32[8, 128] -> float32[8, 131]"``."""
+        """The new part: ``"aten.mm.default: self float32[8, 128] -> float32[8, 131]"``."""
         self._read()
         previous = self._numbers.get(s.key)
         if previous is not None:
@@ -127,7 +127,7 @@ class Reasons:
 
 
 def form_of(s: Segment, node: Node) -> Form:
-    """What a program fixes of an op's arguments: geometry, dtypes, and what is no input of it."""
+    """Arguments that a program fixes: geometry, dtypes, and values that are no inputs."""
     if node.plan is None:
         slot = s.slots[next(i for i in node.outputs if i is not None)]
         return (("size", f"{dtype_text(slot.dtype)}{list(slot.shape)}"),)
@@ -192,7 +192,7 @@ def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _difference(form: Form, known: dict[Form, int]) -> str:
-    """What differs from the known form that is most like ``form``; of several, the latest."""
+    """Difference from the known form most like ``form``; of several, the latest."""
     now = dict(form)
 
     def likeness(other: Form) -> int:
@@ -228,7 +228,7 @@ def _common(a: array[int], b: array[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def _changed_number(s: Segment, previous: list[LiftedNumber]) -> Reason:
+def _changed_number(s: Segment, previous: list[RuntimeScalar]) -> Reason:
     for i, (now, before) in enumerate(zip(s.numbers, previous)):
         if now.value != before.value and not now.compiled_in and before.compiled_in:
             node = next(n for n in reversed(s.nodes) if n.numbers <= i)

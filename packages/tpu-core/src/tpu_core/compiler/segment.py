@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core import collector
+from tpu_core import gc_control
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import noting
+from tpu_core.lowering.implementations import recording_selections
 from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
-from tpu_core.recorder.miss import dtype_of_code
 from tpu_core.recorder.plan import NodePlan
+from tpu_core.recorder.signature import dtype_of_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedNumber:
+class RuntimeScalar:
     """A number of the program: a constant of it, or element of the input ``pack``."""
 
     pack: int
@@ -70,7 +70,7 @@ class LiftedNumber:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was recorded between two cuts.
+    """Ops recorded between two segment boundaries.
 
     Attributes:
         key: Process-stable hex key of ops, geometry, liveness and donation.
@@ -86,7 +86,7 @@ class Segment:
     cut: str
     nodes: list[Node]
     slots: list[Slot]
-    numbers: list[LiftedNumber]
+    numbers: list[RuntimeScalar]
     live: list[int]
     donated: list[int]
 
@@ -99,12 +99,12 @@ class Segment:
             d["cut"],
             [Node(*n) for n in d["nodes"]],
             [Slot(i, to_numpy_dtype(dtype_of_code(t)), tuple(s)) for i, t, s in d["slots"]],
-            [LiftedNumber(*n) for n in d["numbers"]],
+            [RuntimeScalar(*n) for n in d["numbers"]],
             d["live"],
             d["donated"],
         )
 
-    def with_numbers(self, numbers: list[LiftedNumber]) -> Segment:
+    def with_numbers(self, numbers: list[RuntimeScalar]) -> Segment:
         """The same segment with other numbers."""
         return replace(self, numbers=numbers)
 
@@ -156,7 +156,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 continue
             operands = [values[i] for i in node.operands]
             try:
-                with jax.named_scope(node.label), noting() as uses:
+                with jax.named_scope(node.label), recording_selections() as uses:
                     results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
             except KernelRuleError as error:
                 raise error.at(node.line) from None
@@ -223,6 +223,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with collector.paused(), jax_settings.lowering(), kernel_errors.told():
+    with gc_control.paused(), jax_settings.lowering(), kernel_errors.told():
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))

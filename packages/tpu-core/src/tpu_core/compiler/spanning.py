@@ -1,4 +1,4 @@
-"""Segments that have collectives in them: the devices of several processes run them together."""
+"""Segments with collectives: programs that span several processes' devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Spanning(Protocol):
         """A program; its ``handlers`` are None.
 
         Returns:
-            None where the segment is to run in pieces, each op by itself. A program that gives None
+            None where the segment is to run op by op. A program that gives None
             has this called again.
         """
 
@@ -26,7 +26,7 @@ SPANNING: dict[str, Spanning] = {}
 
 
 def spanning(segment: Segment) -> Spanning | None:
-    """What makes the program of a segment, if a collective is among its ops."""
+    """Builder of a segment's program, if a collective is among its ops."""
     if not SPANNING:
         return None
     return next((SPANNING[n.name] for n in segment.nodes if n.name in SPANNING), None)

@@ -18,7 +18,7 @@ _NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompileJob:
     """A segment to compile.
 
     Attributes:
@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
         payload: The serialized executable, or None where there is none.
@@ -49,7 +49,7 @@ class Result:
     is_lost: bool = False
 
 
-def compile_job(job: Job, client: Any, device: int = 0) -> Result:
+def compile_job(job: CompileJob, client: Any, device: int = 0) -> Result:
     """Lower and compile a segment.
 
     Args:
@@ -96,7 +96,7 @@ def main() -> None:
             return
 
 
-def _receive(source: IO[bytes]) -> Job:
+def _receive(source: IO[bytes]) -> CompileJob:
     # The length comes first, so that a job that cannot be read is skipped as a whole.
     head = source.read(8)
     if len(head) < 8:
@@ -106,7 +106,7 @@ def _receive(source: IO[bytes]) -> Job:
 
     lowering.load()
     job = pickle.loads(data)
-    assert isinstance(job, Job)
+    assert isinstance(job, CompileJob)
     return job
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tpu_core.compiler.worker import Job, Result, compile_job
+from tpu_core.compiler.worker import CompileJob, Result, compile_job
 
 logger = logging.getLogger("tpu_core")
 
@@ -22,7 +22,7 @@ _IDLE_SECONDS = 60.0
 # A job that ends its process is tried once more: the system may have been short of memory.
 _ATTEMPTS = 2
 
-MakeJob = Callable[[], Job]
+MakeJob = Callable[[], CompileJob]
 Done = Callable[[Result], None]
 
 
@@ -59,7 +59,7 @@ class WorkerProcess:
         return self._process.pid
 
     def compile(self, job: bytes) -> Result:
-        """Send a pickled `Job` and wait for its result.
+        """Send a pickled `CompileJob` and wait for its result.
 
         Raises:
             Exception: The process has ended, or what it said cannot be read: mostly an OSError,
@@ -107,8 +107,8 @@ class InProcess:
         self._client = client
 
     def compile(self, job: bytes) -> Result:
-        """Compile a pickled `Job` for its own device."""
-        loaded: Job = pickle.loads(job)
+        """Compile a pickled `CompileJob` for its own device."""
+        loaded: CompileJob = pickle.loads(job)
         return compile_job(loaded, self._client, loaded.device)
 
     def kill(self) -> None:
@@ -126,7 +126,7 @@ class Workers:
 
     Example:
         >>> workers = Workers(1)
-        >>> workers.submit(lambda: Job(exported, None, 0), lambda result: store(result.payload))
+        >>> workers.submit(lambda: CompileJob(exported, None, 0), lambda r: store(r.payload))
         >>> workers.wait(timeout=60)
         True
     """

@@ -113,10 +113,10 @@ def contract_page() -> str:
     out = [
         "# Device contract",
         "",
-        "What PyTorch and the libraries on top of it ask of a device, and what the device `tpu`",
-        "has of it. **P0**: common programs break without it. **P1**: expected. **P2**: nice to",
-        "have. The rows marked *yes* are checked one by one by the tests of the package that has",
-        "it; this page is generated from the same table.",
+        "Requirements of PyTorch and the libraries on top of it on a device, and their status",
+        "on the device `tpu`. **P0**: common programs break without it. **P1**: expected.",
+        "**P2**: nice to have. The rows marked *yes* are checked one by one by the tests of the",
+        "package that has it; this page is generated from the same table.",
     ]
     for letter, title in contract.groups.items():
         out += ["", f"## {title}", "", "| # | Feature | Requirement | Priority | There |"]

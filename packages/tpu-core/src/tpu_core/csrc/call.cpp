@@ -209,7 +209,7 @@ void add_scalar(Call& c, const c10::IValue& v, bool compiled_in, bool steady = f
 }
 
 // Whether a list holds one number several times, as an optimizer's step sizes do: one number then
-// serves all, and with it one kernel. `alike` in recorder/describe.py says the same.
+// serves all, and with it one kernel. `alike` in recorder/op_schema.py says the same.
 bool all_alike(c10::ArrayRef<c10::IValue> list) {
   if (list.size() < 2 || !(list[0].isInt() || list[0].isDouble())) return false;
   for (const auto& item : list.slice(1)) {

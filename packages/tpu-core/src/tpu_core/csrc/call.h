@@ -10,7 +10,7 @@
 namespace tpu {
 
 // How an operand is read from, or a result written to, its storage's value.
-enum class Form : uint8_t { Whole, Slice, General, Number };
+enum class Form : uint8_t { Whole, Slice, General };
 
 struct Access {
   Form form = Form::Whole;

@@ -16,6 +16,5 @@ const at::Generator& default_generator(int16_t device);
 // In a forked child, where another thread of the parent may have held it.
 void renew_generators_mutex();
 void register_device();
-bool hooks_registered_by_us();
 
 }  // namespace tpu

@@ -1,4 +1,4 @@
-"""The module ``torch.tpu``: what PyTorch and its users expect of a device module.
+"""The module ``torch.tpu``: PyTorch's device module interface.
 
 Everything here works before the device is started unless it needs a running device; nothing here
 imports jax by itself.
@@ -142,6 +142,10 @@ def _install() -> None:
 def _contributed() -> dict[str, EntryPoint]:
     """Modules that other packages add under ``torch.tpu``, loaded when they are first used."""
     return {e.name: e for e in entry_points(group="tpu_core.device_modules")}
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_contributed(), "eager_mode"})
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ def _index(device: Any = None) -> int:
 
 
 def is_available() -> bool:
-    """Whether there is a device; starts nothing and never raises."""
+    """Return whether there is a device; starts nothing and never raises."""
     try:
         return device_count() > 0
     except Exception:
@@ -43,7 +43,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether the device was started in this process."""
+    """Return whether the device was started in this process."""
     return _C.is_initialized() and not _C.in_bad_fork()
 
 

@@ -1,4 +1,4 @@
-"""The few places where PyTorch has no hook for a device and must be told."""
+"""Patches of PyTorch where it has no hook for a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import imports
+from tpu_core import import_hooks
 from tpu_core.device import layouts
 
 
@@ -25,7 +25,7 @@ def install() -> None:
     _hook_optimizers()
     _export_by_dlpack()
     layouts.refuse_sparse()
-    imports.finish_before_forks()
+    import_hooks.finish_before_forks()
 
 
 def _print_with_one_transfer() -> None:

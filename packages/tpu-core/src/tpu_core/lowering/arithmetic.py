@@ -28,7 +28,7 @@ def rsqrt(x: Array) -> Array:
 
 
 def is_one(x: Any) -> bool:
-    """Whether a number is the constant 1, as a default argument is."""
+    """Return whether a number is the constant 1, as a default argument is."""
     return isinstance(x, (int, float)) and x == 1
 
 

@@ -62,7 +62,9 @@ def _scale(q: jax.Array, scale: Any, dtype: Any) -> jax.Array:
 
 
 def _keep(key: jax.Array, dropout_p: float, shape: tuple[int, ...]) -> jax.Array:
-    """Which probabilities dropout keeps; forward and backward derive it from the same key."""
+    """Mask of the probabilities that dropout keeps; forward and backward derive it from the same
+    key.
+    """
     threshold = np.uint32(min(int(dropout_p * 2**32), 2**32 - 1))
     return jax.random.bits(key, shape, np.uint32) >= threshold
 

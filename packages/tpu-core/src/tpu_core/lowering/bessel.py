@@ -273,7 +273,9 @@ def _far(x: Array, phase: float, order: int) -> tuple[Array, Array]:
 
 
 def _near_and_far(x: Array) -> tuple[Array, Array, Array]:
-    """Whether an argument is at most 5, and arguments for both forms, in range where unused."""
+    """Mask of arguments of at most 5, and arguments for both forms, in range where
+    unused.
+    """
     near = x <= 5
     return near, jnp.where(near, x, jnp.ones_like(x)), jnp.where(near, jnp.full_like(x, 6), x)
 

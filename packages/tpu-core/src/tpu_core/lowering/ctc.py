@@ -56,7 +56,7 @@ def _emissions(log_probs: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _skippable(labels: jax.Array) -> jax.Array:
-    """Where the place two before may be skipped to: a label other than the one before it."""
+    """Mask of places that may skip a blank: a label other than the one before it."""
     place = lax.broadcasted_iota(np.int32, labels.shape, 1)
     previous = lax.pad(labels, np.int32(0), [(0, 0, 0), (2, -2, 0)])
     return (place % 2 == 1) & (place >= 3) & (labels != previous)

@@ -92,7 +92,7 @@ def cdist_backward(
 
 
 def _packed(n: int) -> tuple[jax.Array, jax.Array]:
-    """Where each pair of rows stands in the packed result, and whether it does (``i < j``)."""
+    """Index of each pair of rows in the packed result, and whether it is there (``i < j``)."""
     i = lax.broadcasted_iota(np.int32, (n, n), 0)
     j = lax.broadcasted_iota(np.int32, (n, n), 1)
     return i * np.int32(n) - lax.div(i * (i + 1), np.int32(2)) + j - i - 1, i < j

@@ -60,7 +60,9 @@ def to_numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def is_number(x: Any) -> bool:
-    """Whether an operand is a number (Python, or a 0-d weakly typed array) and not a tensor."""
+    """Return whether an operand is a number (Python, or a 0-d weakly typed array) and not a
+    tensor.
+    """
     return isinstance(x, (bool, int, float, complex)) or bool(getattr(x, "weak_type", False))
 
 
@@ -167,7 +169,7 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 
 
 def _is_narrow_float(dtype: np.dtype[Any]) -> bool:
-    """Whether PyTorch converts to a dtype by way of float32, so that it rounds twice."""
+    """Return whether PyTorch converts to a dtype by way of float32, so that it rounds twice."""
     return is_float(dtype) and dtype.itemsize < 4
 
 
@@ -205,7 +207,7 @@ def compute_float(*operands: Any) -> tuple[jax.Array, ...]:
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether a dtype is real floating point, the 16- and 8-bit ones included."""
+    """Return whether a dtype is real floating point, the 16- and 8-bit ones included."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 

@@ -77,7 +77,7 @@ def drop_arguments(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> tuple[A
 
 
 def weak(x: float | int | bool | complex) -> jax.Array:
-    """A Python number as the 0-d weakly typed array that a lifted number is."""
+    """A Python number as the 0-d weakly typed array that a runtime scalar is."""
     return _identity(x)
 
 

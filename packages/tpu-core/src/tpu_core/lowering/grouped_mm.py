@@ -60,7 +60,7 @@ def group_sizes(offs: jax.Array) -> jax.Array:
 
 
 def _is_large(multiplications: int, groups: int) -> bool:
-    """Whether masking the rows of each group, and multiplying them all, takes long."""
+    """Return whether masking the rows of each group, and multiplying them all, takes long."""
     return multiplications * groups >= _LARGE
 
 

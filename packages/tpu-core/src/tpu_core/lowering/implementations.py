@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from tpu_core import platforms
 from tpu_core.config import config
-from tpu_core.lowering.division import Division
+from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import Lowering
 
 GROUP = "tpu_core.kernels"
@@ -32,7 +32,7 @@ Choices = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a program is lowered for.
+    """Target of a lowering.
 
     Attributes:
         platform: ``"tpu"``, ``"cpu"``, another PJRT platform, or ``"portable"`` for several.
@@ -45,11 +45,11 @@ class Target:
     platform: str
     devices: int = 1
     kind: str | None = None
-    division: Division | None = None
+    division: OperandSharding | None = None
 
 
 class Kernel(Protocol):
-    """What an entry point of the group leads to."""
+    """An implementation found by entry point."""
 
     name: str
 
@@ -72,7 +72,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class KernelSelection:
     """A call that an implementation of a kernel was chosen for.
 
     Attributes:
@@ -88,12 +88,12 @@ class Use:
 
 _target: ContextVar[Target | None] = ContextVar("tpu_lowering_target", default=None)
 _recorded: ContextVar[Choices | None] = ContextVar("tpu_recorded_choices", default=None)
-_uses: ContextVar[list[Use] | None] = ContextVar("tpu_uses_of_kernels", default=None)
+_uses: ContextVar[list[KernelSelection] | None] = ContextVar("tpu_uses_of_kernels", default=None)
 _of_process: Choices = ()
 
 
 def target() -> Target:
-    """What is being lowered for: one device of the process's platform, unless a block says else."""
+    """Target of the current lowering; defaults to one device of the process's platform."""
     if (given := _target.get()) is not None:
         return given
     platform = platforms.resolve()
@@ -116,16 +116,16 @@ def lowering_for(target: Target) -> Iterator[None]:
 
 
 @contextmanager
-def noting() -> Iterator[list[Use]]:
+def recording_selections() -> Iterator[list[KernelSelection]]:
     """A list to which the uses of kernels in the block are added, for reports.
 
     Example:
-        >>> with noting() as uses:
+        >>> with recording_selections() as uses:
         ...     jax.jit(f).trace(x).lower()
         >>> uses
         [Use(kernel='attention', implementation='pallas', why='')]
     """
-    uses: list[Use] = []
+    uses: list[KernelSelection] = []
     token = _uses.set(uses)
     try:
         yield uses
@@ -133,14 +133,14 @@ def noting() -> Iterator[list[Use]]:
         _uses.reset(token)
 
 
-def note(use: Use) -> None:
+def note(use: KernelSelection) -> None:
     """Say which implementation was chosen; called by kernels."""
     if (uses := _uses.get()) is not None:
         uses.append(use)
 
 
 def choices() -> Choices:
-    """What the user chose: when the op being lowered was recorded, or now."""
+    """Implementations that the user chose when the op was recorded, or now."""
     recorded = _recorded.get()
     return _of_process if recorded is None else recorded
 

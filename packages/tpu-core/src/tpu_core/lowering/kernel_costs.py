@@ -1,4 +1,4 @@
-"""What the products of a kernel cost, told by the name of the scope that it is called in.
+"""Cost of a kernel's products, given in the name of its scope.
 
 XLA knows nothing of what is in a kernel. It keeps the names of scopes, so that what reads a
 compiled program, such as the plans of ``tpu_compile.aot``, finds the cost there.

@@ -1,4 +1,4 @@
-"""What JAX, Mosaic and libtpu say of a Pallas kernel that a TPU does not take."""
+"""Errors of JAX, Mosaic and libtpu for a Pallas kernel that a TPU does not take."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _first_bad_minor(a: jax.Array) -> jax.Array:
 def cholesky_ex(
     a: jax.Array, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Which minor failed is looked for only once something did."""
+    """Factorization; the failed minor is searched for only after a failure."""
     if a.size == 0:
         return a, jnp.zeros(a.shape[:-2], np.int32)
     a = _adjoint(a) if upper else a
@@ -65,7 +65,7 @@ def cholesky_ex(
 
 @lowering("aten.cholesky.default")
 def cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
-    """Where PyTorch raises, because ``a`` is not positive definite, this is NaN."""
+    """Factorization; NaN where PyTorch raises because ``a`` is not positive definite."""
     return cholesky_ex(a, upper=upper)[0]
 
 

@@ -157,7 +157,7 @@ def lu(a: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.A
 def lu_unpack(
     packed: jax.Array, pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is not asked for is empty."""
+    """Factors of a packed LU; those not requested are empty."""
     empty = jnp.zeros((0,), packed.dtype)
     lower, upper = _lower_upper(packed) if unpack_data else (empty, empty)
     if not unpack_pivots:

@@ -235,5 +235,5 @@ def scaled_mm_v2(
     *,
     out: Any,
 ) -> jax.Array:
-    """What `torch.nn.functional.scaled_mm` calls; recipes are those of `scaled_mm`."""
+    """Op behind `torch.nn.functional.scaled_mm`; recipes are those of `scaled_mm`."""
     return scaled_mm(a, b, scale_a[0], scale_b[0], bias, out=out)

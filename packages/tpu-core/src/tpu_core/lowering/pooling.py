@@ -139,7 +139,9 @@ def lowest(dtype: Any) -> Any:
 
 
 def beats(value: jax.Array, best: jax.Array) -> jax.Array:
-    """Whether ATen's max pooling moves on to ``value``: the first maximum wins, NaN over all."""
+    """Return whether ATen's max pooling moves on to ``value``: the first maximum wins, NaN over
+    all.
+    """
     greater = value > best
     return greater | jnp.isnan(value) if is_float(value.dtype) else greater
 
@@ -235,7 +237,7 @@ def _max_pool_gradient(rank: int) -> Any:
 
 
 def _window_counts(w: Windows, count_include_pad: bool, divisor: int | None) -> Any:
-    """What each window's sum is divided by: a number, or an array of the windows' shape.
+    """Divisor of each window's sum: a number, or an array of the windows' shape.
 
     ATen counts positions up to the padded input's end, never what ``ceil_mode`` reaches beyond.
     """

@@ -1,4 +1,4 @@
-"""How precisely matrix products and convolutions of float32 are computed."""
+"""Precision of float32 matrix products and convolutions."""
 
 from __future__ import annotations
 

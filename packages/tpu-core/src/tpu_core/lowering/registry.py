@@ -70,7 +70,7 @@ class Lowering:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is of another package, registered in this process alone."""
+        """True if it is of another package, registered in this process alone."""
         return not self.location.startswith(_OWN)
 
     def source(self) -> str:
@@ -78,7 +78,8 @@ class Lowering:
         return _digest_of(self.location.rpartition(":")[0], inspect.unwrap(self.fn))
 
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments draws random numbers; ``key`` is None if it does not.
+        """Return whether a call with these arguments draws random numbers; ``key`` is None if it
+        does not.
 
         Args:
             args: Positional arguments of the overload.

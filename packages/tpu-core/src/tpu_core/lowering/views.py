@@ -22,7 +22,7 @@ WHOLE, SLICE, GENERAL = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How an operand is read from, or a result written to, its storage's value.
+    """Access to a storage's value by an operand or a result.
 
     Attributes:
         form: ``WHOLE``, ``SLICE`` or ``GENERAL``.

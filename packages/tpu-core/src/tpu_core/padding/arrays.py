@@ -25,15 +25,15 @@ class PaddedArray:
         self.shape = shape
 
     def is_ready(self) -> bool:
-        """Whether it is computed."""
+        """Return whether it is computed."""
         return bool(self.array.is_ready())
 
     def is_deleted(self) -> bool:
-        """Whether it was donated."""
+        """Return whether it was donated."""
         return self.array.is_deleted()
 
     def devices(self) -> set[Any]:
-        """Where it is: JAX devices."""
+        """JAX devices that hold it."""
         return set(self.array.devices())
 
     def block_until_ready(self) -> PaddedArray:
@@ -42,7 +42,7 @@ class PaddedArray:
         return self
 
     def window(self) -> np.ndarray[Any, Any]:
-        """What counts, on the host."""
+        """Valid part, on the host."""
         return np.asarray(self.array)[tuple(slice(0, n) for n in self.shape)]
 
 
@@ -73,12 +73,12 @@ def fitted(array: Any, shape: Sequence[int], device: Any) -> Any:
 
 
 def on_host(array: Any) -> Any:
-    """What counts of an array, on the host where it has padding."""
+    """Valid part of an array, on the host where it has padding."""
     return array.window() if isinstance(array, PaddedArray) else array
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
-    """What counts of an array, in memory of its own."""
+    """Valid part of an array, in memory of its own."""
     return np.array(on_host(array), order="C", copy=True)
 
 

@@ -9,18 +9,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.compiler.segment import LiftedNumber, Segment
+from tpu_core.compiler.segment import RuntimeScalar, Segment
 from tpu_core.padding.arrays import PaddedArray, on_host
-from tpu_core.padding.family import Family
+from tpu_core.padding.bucketed_program import BucketedProgram
 from tpu_core.pjrt import client as pjrt
 
 Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
 
 
 def differences(
-    family: Family, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
+    family: BucketedProgram, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
 ) -> str | None:
-    """What a padded program computes otherwise than an exact one on the same input, or None.
+    """Difference between a padded and an exact program on the same input, or None.
 
     The input is the caller's, cut off or repeated to the sizes of the recording whose exact program
     is there. Where there is none, the program itself runs twice, with the padding filled otherwise:
@@ -56,9 +56,9 @@ def differences(
 
 
 def _leaks(
-    family: Family, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
+    family: BucketedProgram, buckets: tuple[int, ...], run: Run, arrays: list[Any], device: Any
 ) -> str | None:
-    """What depends on the content of the padding, or None.
+    """Result that depends on the content of the padding, or None.
 
     A family whose sizes were told has no exact program to compare with.
     """
@@ -83,7 +83,7 @@ def _leaks(
 
 
 def _poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """What padding must not let through: NaN, or a number far from any other."""
+    """Value to fill padding with in a check: NaN, or a number far from any other."""
     if jnp.issubdtype(dtype, np.inexact):
         return np.full(shape, np.nan, dtype)
     return np.full(shape, True if dtype == np.bool_ else 101, dtype)
@@ -108,11 +108,11 @@ def _inputs(segment: Segment, arrays: list[Any]) -> list[np.ndarray[Any, Any]]:
     return [_repeated(np.asarray(on_host(a)), shape) for a, shape in zip(arrays, shapes)]
 
 
-def _numbers(family: Family, segment: Segment, device: Any) -> list[Any]:
+def _numbers(family: BucketedProgram, segment: Segment, device: Any) -> list[Any]:
     """The packed numbers of a recording, as the padded program takes them."""
     template = family.segment()
     numbers = [
-        LiftedNumber(n.pack, t.compiled_in, n.value)
+        RuntimeScalar(n.pack, t.compiled_in, n.value)
         for n, t in zip(segment.numbers, template.numbers)
     ]
     return _packs(segment.with_numbers(numbers), device)

@@ -6,7 +6,7 @@ from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
-from tpu_core.padding.sizes import Unpaddable
+from tpu_core.padding.sizes import NotPaddableError
 
 
 @rule("dot_general")
@@ -33,7 +33,7 @@ def ragged_dot_general(
     (left_sum, right_sum), (left_batch, _) = numbers.dot_dimension_numbers
     left, right, sizes = operands
     if left_batch or not is_static(sizes.dims[0]):
-        raise Unpaddable("a grouped product whose number of groups varies")
+        raise NotPaddableError("a grouped product whose number of groups varies")
     for i, j in zip(left_sum, right_sum):
         left, right = _same_dim(context, left, i, right, j)
     space, (ragged,) = context.space, numbers.lhs_ragged_dimensions
@@ -69,9 +69,9 @@ def convolution(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
     out_feature, in_feature, *window = numbers.rhs_spec
     grouped = params["feature_group_count"] != 1 or params["batch_group_count"] != 1
     if grouped and not (is_static(left.dims[feature]) and is_static(right.dims[out_feature])):
-        raise Unpaddable("a grouped convolution over a dim that varies")
+        raise NotPaddableError("a grouped convolution over a dim that varies")
     if params["batch_group_count"] != 1 and not is_static(left.dims[batch]):
-        raise Unpaddable("a grouped convolution over a dim that varies")
+        raise NotPaddableError("a grouped convolution over a dim that varies")
     if not grouped:
         left, right = _same_dim(context, left, feature, right, in_feature)
     sizes = context.out(eqns)
@@ -82,7 +82,7 @@ def convolution(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
         left, right = context.space.as_prefix(left, a), context.space.as_prefix(right, b)
         before, after = zip(*(e.params["padding"][i] for e in eqns))
         if any(n != before[0] for n in before):
-            raise Unpaddable("a convolution that starts where a size says")
+            raise NotPaddableError("a convolution that starts where a size says")
         # What counts ends in zeros on both sides, so that any length will do after it.
         size = sizes[out_spatial[i]]
         dims[out_spatial[i]] = (size,)

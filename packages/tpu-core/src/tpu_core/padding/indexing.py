@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
-from tpu_core.padding.sizes import Size, Unpaddable
+from tpu_core.padding.sizes import NotPaddableError, Size
 
 
 @rule("slice", handles=("start_indices", "limit_indices"))
@@ -98,7 +98,7 @@ def dynamic_update_slice(
         x, value = context.space.as_prefix(x, axis), context.space.as_prefix(value, axis)
         (size,) = value.dims[axis]
         if not size.is_static:
-            raise Unpaddable("a write whose length varies")
+            raise NotPaddableError("a write whose length varies")
         first[axis] = _clamped(context, x, axis, size, first[axis])
     return [Padded(lax.dynamic_update_slice(x.array, value.array, first), x.dims)]
 
@@ -128,12 +128,12 @@ def gather(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
             continue
         size = context.size(sizes)
         if not size.is_static:
-            raise Unpaddable("a gather of windows that vary")
+            raise NotPaddableError("a gather of windows that vary")
         window.append(size.offset)
         windows.append((size,))
         if axis in numbers.start_index_map and not is_static(x.dims[axis]):
             if params["mode"] == modes.FILL_OR_DROP:
-                raise Unpaddable("a gather that fills beyond a dim that varies")
+                raise NotPaddableError("a gather that fills beyond a dim that varies")
             k = numbers.start_index_map.index(axis)
             last = jnp.asarray(context.space.count(x.dims[axis])) - size.offset
             kept = jnp.clip(start[..., k], 0, jnp.asarray(last, start.dtype))
@@ -180,7 +180,7 @@ def scatter(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> l
             x = context.space.relayout(x, replaced(x.dims, axis, dim))
             updates = context.space.relayout(updates, replaced(updates.dims, i, dim))
         elif not (is_static(x.dims[axis]) and is_static(updates.dims[i])):
-            raise Unpaddable("a scatter of windows that vary")
+            raise NotPaddableError("a scatter of windows that vary")
     start = indices.array
     mode = params["mode"]
     modes = lax.GatherScatterMode
@@ -189,7 +189,7 @@ def scatter(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> l
             continue
         window = 1 if axis in numbers.inserted_window_dims else None
         if window is None:
-            raise Unpaddable("a scatter of windows that vary")
+            raise NotPaddableError("a scatter of windows that vary")
         last = jnp.asarray(context.space.count(x.dims[axis]) - 1, start.dtype)
         column = start[..., k]
         if mode == modes.CLIP:

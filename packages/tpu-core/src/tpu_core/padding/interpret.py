@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from tpu_core.padding.jaxpr_signature import exact_signature
 from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
-from tpu_core.padding.sizes import Fit, Size, Unpaddable, static
+from tpu_core.padding.sizes import Fit, NotPaddableError, Size, static
 
 Rule = Callable[["Context", list[JaxprEqn], list[Padded]], list[Padded]]
 RULES: dict[str, Rule] = {}
@@ -55,7 +55,7 @@ def rule(*names: str, handles: Sequence[str] = ()) -> Callable[[Rule], Rule]:
 
 
 class Context:
-    """What rules need: sizes by what they were in the recordings, and the space of the program."""
+    """Context of rules: sizes by their recorded values, and the program's space."""
 
     def __init__(self, fit: Fit, space: Space) -> None:
         self._fit = fit
@@ -65,7 +65,7 @@ class Context:
         """The size that was ``seen`` in the recordings."""
         size = self._fit.derive([int(n) for n in seen])
         if size is None:
-            raise Unpaddable(f"a size that was {', '.join(map(str, seen))} follows no other")
+            raise NotPaddableError(f"a size that was {', '.join(map(str, seen))} follows no other")
         return size
 
     def sizes(self, seen: Sequence[Sequence[int]]) -> tuple[Size, ...]:
@@ -85,11 +85,13 @@ class Context:
         dtype = np.asarray(seen[0]).dtype
         values = [np.asarray(v) for v in seen]
         if any(v.ndim for v in values):
-            raise Unpaddable("a constant array depends on a size")
+            raise NotPaddableError("a constant array depends on a size")
         numbers = [v.item() for v in values]
         known = self._fit.follow(numbers, dtype)
         if known is None or known.size is None:
-            raise Unpaddable(f"a constant that was {', '.join(map(str, numbers))} follows no size")
+            raise NotPaddableError(
+                f"a constant that was {', '.join(map(str, numbers))} follows no size"
+            )
         actual = jnp.asarray(self.space.actual(known.size))
         if known.numerator is None:
             return actual.astype(dtype)
@@ -100,17 +102,17 @@ def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded
     """The results of the traced function.
 
     Raises:
-        Unpaddable: The traces differ in more than sizes, or an equation has no rule.
+        NotPaddableError: The traces differ in more than sizes, or an equation has no rule.
     """
     consts = []
     if any(len(t.consts) != len(traces[0].consts) for t in traces):
-        raise Unpaddable("its ops depend on a size")
+        raise NotPaddableError("its ops depend on a size")
     for values in zip(*(t.consts for t in traces), strict=True):
         first = np.asarray(values[0])
         if any(np.shape(v) != first.shape for v in values[1:]):
-            raise Unpaddable("a constant array depends on a size")
+            raise NotPaddableError("a constant array depends on a size")
         if any(not _same(first, v) for v in values[1:]):
-            raise Unpaddable("a constant array depends on a size")
+            raise NotPaddableError("a constant array depends on a size")
         consts.append(whole(jnp.asarray(first)))
     return _run(context, [t.jaxpr for t in traces], consts, inputs)
 
@@ -120,7 +122,7 @@ def _run(
 ) -> list[Padded]:
     first, *others = traces
     if any(len(t.eqns) != len(first.eqns) for t in others):
-        raise Unpaddable("its ops depend on a size")
+        raise NotPaddableError("its ops depend on a size")
     values: dict[Any, Padded] = {}
     twins: dict[Any, tuple[Any, ...]] = {}
 
@@ -134,7 +136,7 @@ def _run(
                 return whole(jnp.asarray(constants[0], atoms[0].aval.dtype))
             return whole(context.number([np.asarray(c, atoms[0].aval.dtype) for c in constants]))
         if any(isinstance(a, Literal) for a in atoms) or twins[atoms[0]] != atoms[1:]:
-            raise Unpaddable("its ops depend on a size")
+            raise NotPaddableError("its ops depend on a size")
         return values[atoms[0]]
 
     for atoms, value in zip(zip(*(t.constvars for t in traces)), consts):
@@ -145,11 +147,11 @@ def _run(
         equations = list(eqns)
         name = equations[0].primitive.name
         if any(e.primitive.name != name or len(e.invars) != len(eqns[0].invars) for e in equations):
-            raise Unpaddable("its ops depend on a size")
+            raise NotPaddableError("its ops depend on a size")
         try:
             operands = [read(atoms) for atoms in zip(*(e.invars for e in equations))]
             results = _apply(context, equations, operands)
-        except Unpaddable as error:
+        except NotPaddableError as error:
             # Inside a function that is called, equations do not know; the call does.
             error.op = error.op or str(equations[0].source_info.name_stack)
             raise
@@ -159,7 +161,7 @@ def _run(
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two constants are the same bits: 0.0 is not -0.0."""
+    """Return whether two constants are the same bits: 0.0 is not -0.0."""
     if a is b:
         return True
     a, b = np.asarray(a), np.asarray(b)
@@ -180,16 +182,16 @@ def _apply(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
     if unpadded and alike and not differing:
         return [whole(r) for r in bind(eqn, [x.array for x in operands])]
     if name not in RULES:
-        raise Unpaddable(f"'{name}' has no rule for padded operands")
+        raise NotPaddableError(f"'{name}' has no rule for padded operands")
     for parameter in differing:
         if parameter not in HANDLED[name]:
-            raise Unpaddable(f"the parameter '{parameter}' of '{name}' depends on a size")
+            raise NotPaddableError(f"the parameter '{parameter}' of '{name}' depends on a size")
     results = RULES[name](context, eqns, operands)
     for i, result in enumerate(results):
         expected = context.out(eqns, i)
         lengths = tuple(context.space.length(d) for d in result.dims)
         if len(expected) != len(result.dims) or result.array.shape != lengths:
-            raise Unpaddable(f"'{name}' gave {result.array.shape}, not {lengths}")
+            raise NotPaddableError(f"'{name}' gave {result.array.shape}, not {lengths}")
     return results
 
 
@@ -199,7 +201,7 @@ def body_of(eqn: JaxprEqn) -> ClosedJaxpr:
         body = eqn.params.get(key)
         if body is not None:
             return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
-    raise Unpaddable(f"'{eqn.primitive.name}' has no body")
+    raise NotPaddableError(f"'{eqn.primitive.name}' has no body")
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[jax.Array], **changed: Any) -> list[jax.Array]:

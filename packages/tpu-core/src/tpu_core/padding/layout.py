@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.padding.sizes import Size, Unpaddable, static
+from tpu_core.padding.sizes import NotPaddableError, Size, static
 
 Dim = tuple[Size, ...]
 
@@ -41,7 +41,7 @@ def replaced(dims: tuple[Dim, ...], axis: int, dim: Dim) -> tuple[Dim, ...]:
 
 
 def is_static(dim: Dim) -> bool:
-    """Whether a dim has no padding."""
+    """Return whether a dim has no padding."""
     return all(s.is_static for s in dim)
 
 
@@ -100,14 +100,14 @@ class Space:
         return math.prod(self.padded(s) for s in dim)
 
     def count(self, dim: Dim) -> jax.Array | int:
-        """What a dim means: its size at run time."""
+        """Run-time size of a dim."""
         product: jax.Array | int = 1
         for size in dim:
             product = product * self.actual(size)
         return product
 
     def valid(self, dim: Dim) -> jax.Array:
-        """Which indices along a dim count, as a boolean vector."""
+        """Mask of the valid indices along a dim."""
         dim = folded(dim)
         index = jnp.arange(self.length(dim), dtype=np.int32)
         counts = [
@@ -140,7 +140,7 @@ class Space:
         return lax.select(valid, x.array, jnp.full(shape, value, x.array.dtype))
 
     def logical_index(self, dim: Dim, index: jax.Array) -> jax.Array:
-        """What an index in memory along a dim means."""
+        """Logical index of an index in memory along a dim."""
         dim = folded(dim)
         if len(dim) == 1:
             return index
@@ -150,7 +150,7 @@ class Space:
         return found
 
     def memory_index(self, dim: Dim, index: jax.Array) -> jax.Array:
-        """Where an index along a dim lies in memory; the inverse of `logical_index`."""
+        """Index in memory of a logical index along a dim; the inverse of `logical_index`."""
         dim = folded(dim)
         if len(dim) == 1:
             return index
@@ -172,7 +172,7 @@ class Space:
             return Padded(x.array, replaced(x.dims, axis, simple))
         merged = size or merge(dim)
         if merged is None:
-            raise Unpaddable("a dim merged from several that vary")
+            raise NotPaddableError("a dim merged from several that vary")
         index = jnp.arange(self.padded(merged), dtype=np.int32)
         array = jnp.take(x.array, self.memory_index(dim, index), axis=axis, mode="clip")
         return Padded(array, replaced(x.dims, axis, (merged,)))

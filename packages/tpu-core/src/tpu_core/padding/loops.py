@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from tpu_core.padding.interpret import Context, rule, run
 from tpu_core.padding.layout import Dim, Padded
-from tpu_core.padding.sizes import Size, Unpaddable
+from tpu_core.padding.sizes import NotPaddableError, Size
 from tpu_core.pjrt.jax_compat import parts_of_scan
 
 Layout = tuple[Dim, ...]
@@ -47,7 +47,7 @@ class _Body:
         return [relayout(x, wanted[i]) if i < len(wanted) else x for i, x in enumerate(results)]
 
     def results(self, arrays: Sequence[Any]) -> list[Padded]:
-        """What a call gives, with shapes and dtypes in place of arrays."""
+        """Results of a call, with shapes and dtypes in place of arrays."""
         layouts: list[Layout] = []
 
         def call(*values: jax.Array) -> list[jax.Array]:
@@ -94,7 +94,7 @@ def while_loop(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -
 def cond(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     index, *rest = operands
     if len({len(e.params["branches"]) for e in eqns}) > 1:
-        raise Unpaddable("its ops depend on a size")
+        raise NotPaddableError("its ops depend on a size")
     bodies = [
         _Body(context, traces, [], _layouts(rest))
         for traces in zip(*(e.params["branches"] for e in eqns))

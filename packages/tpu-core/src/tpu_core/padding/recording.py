@@ -1,4 +1,4 @@
-"""What two recordings of one program have in common, and the integers in which they may differ."""
+"""Common form of two recordings of a program, and the integers in which they may differ."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _strides(sizes: tuple[int, ...], strides: tuple[int, ...], places: list[int]
 
 
 def _is_window(access: Access) -> bool:
-    """Whether the tensor's strides are those of its base, 0 where it repeats an element."""
+    """Return whether the tensor's strides are those of its base, 0 where it repeats an element."""
     if access.form == WHOLE:
         return access.strides == access.base_strides
     if access.form != SLICE:

@@ -14,14 +14,14 @@ from tpu_core.padding.layout import Padded, is_static, replaced
 
 
 def lowest(dtype: Any) -> Any:
-    """What no element of the dtype is below."""
+    """Least value of the dtype."""
     if dtype == np.bool_:
         return False
     return -np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).min
 
 
 def highest(dtype: Any) -> Any:
-    """What no element of the dtype is above."""
+    """Greatest value of the dtype."""
     if dtype == np.bool_:
         return True
     return np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).max

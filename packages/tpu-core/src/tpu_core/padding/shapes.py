@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import Context, bind, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, merge, replaced
-from tpu_core.padding.sizes import Size, Unpaddable, static
+from tpu_core.padding.sizes import NotPaddableError, Size, static
 
 
 @rule("broadcast_in_dim", handles=("shape",))
@@ -26,7 +26,7 @@ def broadcast_in_dim(
     after = [e.params["shape"] for e in eqns]
     for axis, out in enumerate(eqns[0].params["broadcast_dimensions"]):
         if len({b[axis] == a[out] for b, a in zip(before, after)}) > 1:
-            raise Unpaddable("a dim that is broadcast in one recording and not in another")
+            raise NotPaddableError("a dim that is broadcast in one recording and not in another")
         if x.dims[axis] != (static(1),):
             dims[out] = x.dims[axis]
     shape = tuple(context.space.length(d) for d in dims)
@@ -50,7 +50,7 @@ def transpose(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) ->
 @rule("reshape", handles=("new_sizes",))
 def reshape(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     if eqns[0].params["dimensions"] is not None:
-        raise Unpaddable("a reshape that permutes")
+        raise NotPaddableError("a reshape that permutes")
     x = operands[0]
     sizes = context.sizes([e.params["new_sizes"] for e in eqns])
     dims = _regroup([s for d in x.dims for s in d], sizes)
@@ -185,7 +185,7 @@ def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[
     for axis, amounts in enumerate(zip(*(e.params["padding_config"] for e in eqns))):
         low, interior = amounts[0][0], amounts[0][2]
         if any(a[2] != interior for a in amounts):
-            raise Unpaddable("padding between elements that depends on a size")
+            raise NotPaddableError("padding between elements that depends on a size")
         if any(a[0] != low for a in amounts):
             x = _pad_by_size(context, x, value, axis, context.size([a[0] for a in amounts]))
             low = 0
@@ -220,6 +220,6 @@ def split(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> lis
     axis = eqns[0].params["axis"]
     x = operands[0]
     if not is_static(x.dims[axis]):
-        raise Unpaddable("a split of a dim that varies")
+        raise NotPaddableError("a split of a dim that varies")
     results = bind(eqns[0], [x.array])
     return [Padded(r, replaced(x.dims, axis, (static(r.shape[axis]),))) for r in results]

@@ -1,4 +1,4 @@
-"""Sizes that vary from one recording of a segment to the next, and those that follow from them.
+"""Dynamic sizes: those that change between recordings of a segment, and those derived.
 
 Two recordings of one program differ in some integers. Sizes of tensors come first, then their
 strides and offsets, and may vary: the first that differ become symbols. Every other integer (an
@@ -19,7 +19,7 @@ import numpy as np
 from tpu_core.config import config
 
 
-class Unpaddable(Exception):
+class NotPaddableError(Exception):
     """A segment cannot run on padded arrays; the text says why.
 
     Attributes:
@@ -85,7 +85,7 @@ class Known:
     rounding: float = 0.0
 
     def holds(self, number: float, values: Sequence[int]) -> bool:
-        """Whether it is this number where the symbols have these values."""
+        """Return whether it is this number where the symbols have these values."""
         if self.size is None:
             return _identical(number, self.constant)
         n = self.size.value(values)
@@ -95,7 +95,7 @@ class Known:
 
 
 def _identical(a: float | None, b: float | None) -> bool:
-    """Whether two numbers are the same bits: 0.0 is not -0.0, NaN is NaN."""
+    """Return whether two numbers are the same bits: 0.0 is not -0.0, NaN is NaN."""
     if isinstance(a, float) and isinstance(b, float):
         return struct.pack("d", a) == struct.pack("d", b) or (a != a and b != b)
     return type(a) is type(b) and a == b
@@ -181,7 +181,8 @@ class Fit:
         return None
 
     def follow(self, seen: Sequence[float], dtype: Any) -> Known | None:
-        """What a number is that was ``seen`` in the recordings; None where it follows no size.
+        """Expression of a number that was ``seen`` in the recordings; None where it follows no
+        size.
 
         Args:
             seen: The number in each recording.
@@ -236,7 +237,7 @@ def _line(xs: Sequence[int], ys: Sequence[int]) -> tuple[int, int] | None:
 
 
 def bucket(size: int, limit: int | None = None) -> int:
-    """What serves ``size``: a bucket of ``TPU_BUCKETS``, beyond them one of powers of two.
+    """Bucket that serves ``size``: one of ``TPU_BUCKETS``, beyond them one of powers of two.
 
     Args:
         size: The size.

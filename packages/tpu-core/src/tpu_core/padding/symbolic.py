@@ -16,7 +16,7 @@ from jax import export
 from jax.extend.core import ClosedJaxpr
 
 from tpu_core.padding.jaxpr_signature import Signature, signature
-from tpu_core.padding.sizes import Fit, Known, Size, Unpaddable
+from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size
 
 logger = logging.getLogger("tpu_core")
 
@@ -40,32 +40,32 @@ def require_for_all_sizes(
         bounds: The largest value of each size.
 
     Raises:
-        Unpaddable: Neither a trace with symbolic dims nor those of all sizes show it.
+        NotPaddableError: Neither a trace with symbolic dims nor those of all sizes show it.
     """
     form, expected = _expected(fit, [signature(t) for t in samples])
     if _holds_symbolically(trace, form, expected, bounds):
         return
     sizes = [range(_SMALLEST, bound + 1) for bound in bounds]
     if math.prod(len(s) for s in sizes) > _MOST_TRACES:
-        raise Unpaddable(
+        raise NotPaddableError(
             "its ops cannot be traced with symbolic dims, and the bounds of its sizes "
             f"({', '.join(map(str, bounds))}) are too many sizes to trace each"
         )
     for values in itertools.product(*sizes):
         found, _, numbers = signature(trace(values))
         if found != form or not all(k.holds(n, values) for k, n in zip(expected, numbers)):
-            raise Unpaddable(f"its ops at sizes {', '.join(map(str, values))} are others")
+            raise NotPaddableError(f"its ops at sizes {', '.join(map(str, values))} are others")
 
 
 def _expected(fit: Fit, signatures: Sequence[Signature]) -> tuple[str, list[Known]]:
     form, dtypes, _ = signatures[0]
     if any(other != form for other, _, _ in signatures):
-        raise Unpaddable("its ops depend on a size")
+        raise NotPaddableError("its ops depend on a size")
     expected = []
     for seen, dtype in zip(zip(*(numbers for _, _, numbers in signatures)), dtypes):
         known = fit.follow(seen, "int64" if dtype == "int" else dtype)
         if known is None:
-            raise Unpaddable(f"a number that was {', '.join(map(str, seen))} follows no size")
+            raise NotPaddableError(f"a number that was {', '.join(map(str, seen))} follows no size")
         expected.append(known)
     return form, expected
 

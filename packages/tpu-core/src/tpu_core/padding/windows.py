@@ -7,7 +7,7 @@ from jax.extend.core import JaxprEqn
 from tpu_core.padding.interpret import Context, bind, rule, same_dims
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.reductions import highest, lowest
-from tpu_core.padding.sizes import Unpaddable
+from tpu_core.padding.sizes import NotPaddableError
 
 _NEUTRAL = {"sum": lambda _: 0, "max": lowest, "min": highest}
 
@@ -30,10 +30,10 @@ def reduce_window(context: Context, eqns: list[JaxprEqn], operands: list[Padded]
             dims[axis] = (sizes[axis],)
             continue
         if kind not in _NEUTRAL:
-            raise Unpaddable("windows of an unknown reduction along a dim that varies")
+            raise NotPaddableError("windows of an unknown reduction along a dim that varies")
         size, stride, low, _, base, dilation = _along(eqns[0], axis)
         if any(_along(e, axis)[:3] != (size, stride, low) for e in eqns):
-            raise Unpaddable("windows whose place depends on a size")
+            raise NotPaddableError("windows whose place depends on a size")
         x = context.space.as_prefix(x, axis)
         x = Padded(context.space.mask(x, [axis], _NEUTRAL[kind](x.array.dtype)), x.dims)
         dims[axis] = (sizes[axis],)
@@ -63,7 +63,7 @@ def select_and_scatter_add(
     source, operand = operands
     for axis, dim in enumerate(operand.dims):
         if not is_static(dim) and not _untouched(eqns, axis):
-            raise Unpaddable("windows that step along a dim that varies")
+            raise NotPaddableError("windows that step along a dim that varies")
         if is_static(dim):
             continue
         source = context.space.relayout(source, replaced(source.dims, axis, dim))
@@ -79,11 +79,11 @@ def select_and_gather_add(
     sizes = context.out(eqns)
     for axis, dim in enumerate(operand.dims):
         if not is_static(dim) and not _untouched(eqns, axis):
-            raise Unpaddable("windows that step along a dim that varies")
+            raise NotPaddableError("windows that step along a dim that varies")
     dims = tuple((s,) if is_static(d) else d for s, d in zip(sizes, operand.dims))
     return [Padded(r, dims) for r in bind(eqns[0], [tangents.array, operand.array])]
 
 
 def _untouched(eqns: list[JaxprEqn], axis: int) -> bool:
-    """Whether each window along a dim is one element, in place."""
+    """Return whether each window along a dim is one element, in place."""
     return all(_along(e, axis) == (1, 1, 0, 0, 1, 1) for e in eqns)

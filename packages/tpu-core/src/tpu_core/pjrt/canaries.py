@@ -141,7 +141,7 @@ def run(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _child(names: list[str]) -> tuple[list[tuple[str, str | None]], str | None]:
-    """What a child answered before it ended, and how it ended if not well."""
+    """Answers of a child process, and its exit status if that is an error."""
     # What an earlier process compiled shows nothing of this one's compiler.
     # Of programs: CPU kernels have none of these faults.
     environment = {**os.environ, "TPU_CACHE": "off", "TPU_TIERS": "compiled"}

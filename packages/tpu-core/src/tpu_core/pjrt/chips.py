@@ -1,4 +1,4 @@
-"""Which chip JAX takes programs to be for while it traces them."""
+"""The chip that JAX traces programs for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name_of(kind: str) -> str:
 
 
 def chip(kind: str) -> AbstractDevice:
-    """What a mesh says of its chips to functions that ask JAX for the attached one.
+    """Chip of a mesh, for functions that ask JAX for the attached one.
 
     Args:
         kind: Of a device of one core, ``"TPU v5e"``.

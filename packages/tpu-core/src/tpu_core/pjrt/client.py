@@ -23,7 +23,7 @@ from jax._src.lax import lax as jax_lax
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import SingleDeviceSharding
 
-from tpu_core import lock_holders
+from tpu_core import libtpu_lock
 from tpu_core.config import config
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
@@ -32,7 +32,7 @@ from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.pjrt.host_memory import keep_freed_memory
 from tpu_core.platforms import Platform, local_processes, resolve, visible_indices
 
-# The dtypes of the arrays that lifted numbers travel in; the extension's enum Pack.
+# The dtypes of the arrays that runtime scalars travel in; the extension's enum Pack.
 PACK_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32), np.dtype(np.int64))
 
 
@@ -54,7 +54,7 @@ class Client:
     version: str
 
     def device_key(self, index: int) -> int | None:
-        """What a cache key says of the device: nothing where a program serves each of them."""
+        """Part of a cache key for the device: nothing where a program serves each of them."""
         # A program for one CPU or GPU is loaded for any other, in any process. Whether libtpu
         # does that is not known.
         return self.devices[index].id if self.platform.name == "tpu" else None
@@ -81,11 +81,11 @@ def start() -> Client:
     try:
         devices = jax.local_devices(backend=platform.name)
     except RuntimeError as error:
-        lock = lock_holders.explain(str(error))
+        lock = libtpu_lock.explain(str(error))
         raise TpuNotAvailableError(
             f"Platform '{platform.name}' did not start: {error}",
             values={"chosen by": platform.reason, **lock},
-            remedy=lock_holders.REMEDY if lock else None,
+            remedy=libtpu_lock.REMEDY if lock else None,
         ) from error
     wanted = config().num_devices
     if shares_machine:
@@ -133,7 +133,7 @@ def put(array: np.ndarray[Any, Any], device: Any) -> jax.Array:
 
 
 def address(array: jax.Array) -> int:
-    """Where an array of a CPU device begins in memory; waits for it."""
+    """Address of a CPU device's array in memory; waits for it."""
     return int(array.block_until_ready().unsafe_buffer_pointer())
 
 
@@ -182,7 +182,7 @@ def _from_numpy(host: np.ndarray[Any, Any]) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def put_numbers(kind: int, data: bytes, device: Any) -> jax.Array:
-    """Lifted numbers as a 1-d array; equal bytes share one array."""
+    """Runtime scalars as a 1-d array; equal bytes share one array."""
     return put(np.frombuffer(data, PACK_DTYPES[kind]), device)
 
 
@@ -274,7 +274,7 @@ def weak(value: jax.Array) -> jax.Array:
 
 
 def is_ready(array: jax.Array) -> bool:
-    """Whether the array's computation has ended."""
+    """Return whether the array's computation has ended."""
     return bool(getattr(array, "is_ready")())  # noqa: B009 (not in jax.Array's type)
 
 
@@ -288,7 +288,7 @@ def module_text(module: bytes) -> str:
 
 
 def optimized_text(executable: Any) -> str:
-    """What XLA made of a program, as text."""
+    """Optimized HLO of a program, as text."""
     return "\n\n".join(module.to_string() for module in executable.hlo_modules())
 
 

@@ -40,7 +40,7 @@ _ROOM = 64
 
 
 class Presence:
-    """Which processes of a world are there, by a connection of each; it tells them when all are.
+    """Presence of a world's processes, by a connection of each; announces the last arrival.
 
     Args:
         size: Number of processes.
@@ -55,7 +55,7 @@ class Presence:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have come and gone, or some have not come for long."""
+        """True if all have come and gone, or some have not come for long."""
         if len(self._came) < self._size:
             return time.monotonic() > self._until
         return not self._present

@@ -184,7 +184,7 @@ def _wait_for_all(connection: socket.socket, world: World, deadline: float) -> N
 
 
 def _cpu_client(interface: str) -> Any:
-    """What jax makes by itself, but for the address of gloo's sockets."""
+    """CPU client as jax makes it, but for the address of gloo's sockets."""
     client = jax_distributed.global_state.client
     collectives = None
     if interface and client is not None:

@@ -141,7 +141,7 @@ class Door:
     Args:
         listener: The socket; it becomes the door's own.
         secret: Of the job.
-        expects: Whether somebody may come with a subject.
+        expects: Whether a connection with a subject is expected.
         admit: Called with each connection that has proved itself, and its subject.
         log: Called with a line for each one that is dropped.
         selector: That of the owner, whose entries have functions of the event mask as data.

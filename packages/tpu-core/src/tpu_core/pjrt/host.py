@@ -1,4 +1,4 @@
-"""What code for this host's CPU may use: code for another must not be loaded from a cache."""
+"""Features of this host's CPU; code for others must not be loaded from a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of jax. Each branch names the release it is for, and
+"""Differences between the supported releases of jax. Each branch names the release it is for, and
 goes with it; the faults of releases are in `tpu_core.pjrt.known_faults`.
 """
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def parts_of_scan(scan: JaxprEqn, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-    """What takes the places of a scan's operands: constants, first state, what is gone through."""
+    """Operands of a scan by role: constants, initial carry, scanned-over arrays."""
     params = scan.params
     if "num_carry" in params:  # jax 0.10
         first = params["num_consts"]

@@ -47,7 +47,7 @@ class Fault:
     has_canary: bool = True
 
     def applies(self, platform: str) -> bool:
-        """Whether the installed release has it on a platform."""
+        """Return whether the installed release has it on a platform."""
         version = installed(self.package)
         return (
             platform == self.platform and version is not None and satisfies(version, self.versions)
@@ -193,7 +193,7 @@ def applying(platform: str) -> tuple[Fault, ...]:
 
 
 def present(name: str, platform: str) -> bool:
-    """Whether the installed releases have a fault on a platform."""
+    """Return whether the installed releases have a fault on a platform."""
     return any(fault.name == name for fault in applying(platform))
 
 
@@ -212,8 +212,8 @@ def faults_page() -> str:
     out = [
         "# Known faults of platforms",
         "",
-        "What XLA and the libraries under it are known to compute wrong, and what the device does",
-        "so that programs do not meet it. Where a small program shows a fault, that program is its",
+        "Known wrong results of XLA and the libraries under it, and the workarounds of the device.",
+        " Where a small program shows a fault, that program is its",
         "*canary*: `tpu doctor` runs the canaries of the platform, each in a process that it may",
         "end, and so do the tests. Compile options are part of every key of the cache; an option",
         "that `XLA_FLAGS` names is left to you.",

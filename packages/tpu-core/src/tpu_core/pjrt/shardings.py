@@ -18,7 +18,7 @@ _PIPELINE = "builtin.module(inline,sdy-propagation-pipeline)"
 
 
 def propagated(lowered: Any, op_name: str) -> list[tuple[str, list[list[tuple[str, ...]]]]]:
-    """How the results of some ops are divided, where XLA decides as Shardy does.
+    """Shardings of some ops' results, where XLA decides as Shardy does.
 
     Args:
         lowered: From ``jax.jit(...).trace(...).lower(...)``; is not changed.

@@ -1,4 +1,4 @@
-"""Compiling for TPUs that are not there, through libtpu and jaxlib's private API.
+"""Ahead-of-time compilation for TPU topologies, through libtpu and jaxlib's private API.
 
 Imports nothing of this package: the process that libtpu runs in loads this file alone.
 """
@@ -29,7 +29,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """What libtpu made of a program, for one device.
+    """Result of compiling a program with libtpu, for one device.
 
     Attributes:
         text: The optimized, scheduled HLO.

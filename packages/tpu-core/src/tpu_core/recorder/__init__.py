@@ -1,4 +1,4 @@
-"""What the C++ recorder asks of Python: how an overload is recorded, and what its outputs are.
+"""Python side of the C++ recorder: schemas of overloads and metadata of their outputs.
 
 `describe` answers once per overload, `miss` once per signature; neither runs on the hot path.
 """

@@ -1,4 +1,4 @@
-"""What a recorded node computes: the function over JAX values in a `NodePlan`.
+"""The computation of a recorded node: a function over JAX values in a `NodePlan`.
 
 Both kinds can be pickled, so that another process may lower what this one recorded, unless it is
 local: what a compiled graph or a JAX function computes.
@@ -22,7 +22,7 @@ from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
 from tpu_core.recorder import decompose
-from tpu_core.recorder.variants import overload_name, overload_of
+from tpu_core.recorder.functional_variants import overload_name, overload_of
 
 
 class LoweringCompute:
@@ -48,7 +48,7 @@ class LoweringCompute:
 
     @property
     def is_local(self) -> bool:
-        """Whether the lowering is of another package, registered in this process alone."""
+        """True if the lowering is of another package, registered in this process alone."""
         return self._entry.is_foreign
 
     @property
@@ -58,7 +58,7 @@ class LoweringCompute:
 
     @property
     def out(self) -> tuple[Any, ...]:
-        """What its results are."""
+        """Metadata of the results."""
         return self._out
 
     def returning(self, out: tuple[Any, ...]) -> LoweringCompute:
@@ -108,7 +108,7 @@ class GraphCompute:
 
     @property
     def out(self) -> tuple[Any, ...]:
-        """What its results are."""
+        """Metadata of the results."""
         return self._out
 
     def __call__(self, positional: list[Any], keywords: dict[str, Any], key: Any) -> list[Any]:
@@ -184,7 +184,7 @@ class GraphEvaluator(ABC):
         return values
 
     def results(self, module: GraphModule, arguments: Iterable[Any]) -> list[Any]:
-        """What the graph returns; arguments as of `values`."""
+        """Results of the graph; arguments as of `values`."""
         values = self.values(module, arguments)
         (output,) = module.graph.find_nodes(op="output")
         result = torch.fx.node.map_arg(output.args[0], values.__getitem__)
@@ -288,7 +288,7 @@ def call_node(
 
 
 def _contiguous(node: torch.fx.Node, size: Callable[[Any], int]) -> tuple[bool, ...]:
-    """Whether each tensor argument of a node is contiguous, as its metadata has it."""
+    """Return whether each tensor argument of a node is contiguous, as its metadata has it."""
     given = (*node.args, *node.kwargs.values())
     metas = (a.meta["val"] for a in given if isinstance(a, torch.fx.Node))
     return tuple(_is_contiguous(m, size) for m in metas if isinstance(m, torch.Tensor))

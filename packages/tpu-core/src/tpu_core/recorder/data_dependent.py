@@ -13,7 +13,7 @@ import torch
 
 from tpu_core import _C
 from tpu_core.recorder import fallback
-from tpu_core.recorder.variants import overload_name
+from tpu_core.recorder.functional_variants import overload_name
 
 Handler = Callable[[torch._ops.OpOverload, tuple[Any, ...]], Any]
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
 from tpu_core.lowering.registry import REGISTRY
-from tpu_core.recorder.variants import functional, overload_name
+from tpu_core.recorder.functional_variants import functional, overload_name
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from tpu_core.config import config
 from tpu_core.errors import FallbackError, FallbackWarning, UnsupportedOpError
 from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
-from tpu_core.recorder.complaints import Copies
-from tpu_core.recorder.variants import overload_name, written_arguments
+from tpu_core.recorder.error_parity import Copies
+from tpu_core.recorder.functional_variants import overload_name, written_arguments
 
 
 def run_on_cpu(

@@ -18,7 +18,7 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | int | None = None,
 ) -> torch.Tensor:
-    """What ``aten::_grouped_mm`` returns, without values.
+    """Meta function of ``aten::_grouped_mm``.
 
     Args:
         a, b, offs, bias, out_dtype: As of `torch.nn.functional.grouped_mm`, on ``meta`` or fake.

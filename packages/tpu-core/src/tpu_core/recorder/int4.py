@@ -14,7 +14,7 @@ _INNER_TILES = (2, 4, 8)
 
 
 def convert_weight(weight: torch.Tensor, inner_k_tiles: int) -> torch.Tensor:
-    """What ``aten::_convert_weight_to_int4pack`` returns, without values.
+    """Meta function of ``aten::_convert_weight_to_int4pack``.
 
     Raises:
         RuntimeError: The weight is not two numbers a byte, or is not made of whole tiles.
@@ -45,7 +45,7 @@ def convert_weight(weight: torch.Tensor, inner_k_tiles: int) -> torch.Tensor:
 def weight_mm(
     x: torch.Tensor, weight: torch.Tensor, group: int, scales_and_zeros: torch.Tensor
 ) -> torch.Tensor:
-    """What ``aten::_weight_int4pack_mm`` returns, without values.
+    """Meta function of ``aten::_weight_int4pack_mm``.
 
     Raises:
         RuntimeError: The operands do not fit together.

@@ -19,11 +19,11 @@ from tpu_core import _C, interruptible, torch_compat
 from tpu_core.device import layouts
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder import int4
-from tpu_core.recorder.complaints import Twins, check, doubt
+from tpu_core.recorder.error_parity import MetaReplicas, check, doubt
+from tpu_core.recorder.functional_variants import overload_name
 from tpu_core.recorder.grouped import grouped_mm
 from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
 from tpu_core.recorder.suspicions import passed, suspicious
-from tpu_core.recorder.variants import overload_name
 
 torch_compat.complete_meta_functions()
 
@@ -52,18 +52,18 @@ def _checks_in_python(op: torch._ops.OpOverload) -> bool:
 
 
 def _is_broken_import(error: Exception) -> bool:
-    """Whether it says that a module is not there as a whole, and nothing about a call."""
+    """Return whether it says that a module is not there as a whole, and nothing about a call."""
     if isinstance(error, AttributeError):
         return isinstance(error.obj, ModuleType)
     return isinstance(error, ImportError)
 
 
 def is_random(op: torch._ops.OpOverload) -> bool:
-    """Whether the overload draws random numbers."""
+    """Return whether the overload draws random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-class MetaTensors(Twins):
+class MetaTensors(MetaReplicas):
     """Meta twins; a 0-d CPU tensor, which may stand for a number, stays what it is."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class MetaTensors(Twins):
 _ANY_BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 
 
-class _GeometryAlone(TorchDispatchMode):
+class _ShapeOnlyMode(TorchDispatchMode):
     """Leaves the ``out=`` overload out.
 
     Under the meta key it may be a reference in Python, whose first call imports Dynamo: a second.
@@ -103,7 +103,9 @@ class _GeometryAlone(TorchDispatchMode):
 
 
 def _is_checked(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether the ``out=`` overload has nothing to complain of once the geometry is known."""
+    """Return whether the ``out=`` overload has nothing to complain of once the geometry is
+    known.
+    """
     if overload_name(op) == "aten.addmm.default":
         bias, _, matrix = args[:3]
         return bias.dim() == 1 and bias.size(0) in (1, matrix.size(-1))
@@ -118,7 +120,9 @@ def _has_structured_kernel(name: str) -> bool:
 
 
 def _writes_nothing(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether an index is empty: the structured kernel's meta function selects row 0 of it."""
+    """Return whether an index is empty: the structured kernel's meta function selects row 0 of
+    it.
+    """
     if op._schema.name.rstrip("_") not in ("aten::index_add", "aten::index_reduce"):
         return False
     x, _, index, source = args[:4]
@@ -213,7 +217,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
                 result = _of_each(target, positional, keywords, kinds)
             elif _has_structured_kernel(target.name()) and not _writes_nothing(op, args):
                 wrapped = [*map(_wrap, target._schema.arguments, positional)]
-                with _GeometryAlone() if _is_checked(op, args) else nullcontext():
+                with _ShapeOnlyMode() if _is_checked(op, args) else nullcontext():
                     result = target.redispatch(_ANY_BACKEND, *wrapped, **keywords)
             else:
                 result = target(*positional, **keywords)

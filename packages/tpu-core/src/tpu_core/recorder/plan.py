@@ -31,7 +31,7 @@ class Operand:
 
 
 class Number:
-    """The place of a lifted number; ``dtype`` is set where it stands for a 0-d CPU tensor."""
+    """The place of a runtime scalar; ``dtype`` is set where it stands for a 0-d CPU tensor."""
 
     __slots__ = ("dtype",)
 
@@ -40,7 +40,7 @@ class Number:
 
 
 class Repeated:
-    """The place of a list that holds one lifted number ``count`` times."""
+    """The place of a list that holds one runtime scalar ``count`` times."""
 
     __slots__ = ("count",)
 
@@ -119,7 +119,7 @@ class NodePlan:
 
         Args:
             operands: Values of the storages read, then of those partly overwritten.
-            numbers: The node's lifted numbers in the order in which the extension found them.
+            numbers: The node's runtime scalars in the order in which the extension found them.
         """
         positional, keywords, write_starts = self.arguments(
             operands, numbers, views.read, cast, jnp.zeros
@@ -161,7 +161,7 @@ class NodePlan:
         return found
 
     def argument(self, name: str) -> Any:
-        """What the template has for an argument."""
+        """Template entry of an argument."""
         return next(value for n, _, value in self.template if n == name)
 
     def positional_names(self) -> list[str]:

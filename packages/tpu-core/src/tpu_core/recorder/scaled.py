@@ -27,7 +27,7 @@ def scaled_mm(
     out_dtype: torch.dtype | int | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """What ``aten::_scaled_mm`` returns, without values.
+    """Meta function of ``aten::_scaled_mm``.
 
     Raises:
         RuntimeError: The CPU has no such product.
@@ -89,7 +89,7 @@ def _is_one(scale: torch.Tensor) -> bool:
 def _are_of_rows(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
 ) -> bool:
-    """Whether there is one a row of ``a`` and one a column of ``b``."""
+    """Return whether there is one a row of ``a`` and one a column of ``b``."""
     shapes = [(a.size(0), 1), (1, b.size(1))]
     return all(
         x.dtype == torch.float32 and x.shape == shape and x.is_contiguous()

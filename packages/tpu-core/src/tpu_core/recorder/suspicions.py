@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from tpu_core.recorder.complaints import has_no_more, size_of
-from tpu_core.recorder.complaints import tensors as _tensors
-from tpu_core.recorder.variants import is_out_variant, overload_name, written_arguments
+from tpu_core.recorder.error_parity import has_no_more, size_of
+from tpu_core.recorder.error_parity import tensors as _tensors
+from tpu_core.recorder.functional_variants import is_out_variant, overload_name, written_arguments
 
 # A trial for the dtypes alone must not cost more than the step that it is in.
 _MOST_BYTES_FOR_DTYPES = 1 << 24
 
 
 def suspicious(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether the meta function of ``op`` may have let a mistake pass."""
+    """Return whether the meta function of ``op`` may have let a mistake pass."""
     named = {a.name: x for a, x in zip(op._schema.arguments, args)}
     if _dim_out_of_range(named) or _may_overlap(op, args) or _out_differs(op, args):
         return True
@@ -54,7 +54,7 @@ def _imaginary_for_reals(args: Sequence[Any]) -> bool:
 
 
 def _may_overlap(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a written tensor shows memory twice, or memory that another argument shows."""
+    """Return whether a written tensor shows memory twice, or memory that another argument shows."""
     names = written_arguments(op)
     written = [x for a, x in zip(op._schema.arguments, args) if a.name in names]
     storages = Counter(x.untyped_storage()._cdata for x in _tensors(args))
@@ -66,7 +66,7 @@ def _may_overlap(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
 
 
 def _out_differs(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether an ``out=`` tensor has a dtype that no operand has."""
+    """Return whether an ``out=`` tensor has a dtype that no operand has."""
     if not is_out_variant(op):
         return False
     outs = {x.dtype for a, x in zip(op._schema.arguments, args) if a.is_out for x in _tensors(x)}
@@ -75,7 +75,9 @@ def _out_differs(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
 
 
 def _does_not_fit(args: Sequence[Any]) -> bool:
-    """Whether a number does not fit the dtype of a tensor; `hash_refusable` in the extension."""
+    """Return whether a number does not fit the dtype of a tensor; `hash_refusable` in the
+    extension.
+    """
     numbers = [
         x
         for a in args
@@ -101,12 +103,12 @@ _DIVISIONS = frozenset({"div", "divide", "floor_divide", "fmod", "remainder"})
 
 
 def divides(op: torch._ops.OpOverload) -> bool:
-    """Whether PyTorch's kernel raises an error where an integer is divided by zero."""
+    """Return whether PyTorch's kernel raises an error where an integer is divided by zero."""
     return overload_name(op).split(".")[1].rstrip("_") in _DIVISIONS
 
 
 def _may_be_zero(divisor: Any) -> bool:
-    """Whether the host knows a divisor to be 0 in some dtype: 256 is in eight bits."""
+    """Return whether the host knows a divisor to be 0 in some dtype: 256 is in eight bits."""
     if isinstance(divisor, torch.Tensor):
         if divisor.device.type != "cpu" or divisor.dim() or divisor.is_floating_point():
             return False
@@ -115,8 +117,8 @@ def _may_be_zero(divisor: Any) -> bool:
 
 
 def _out_of_bounds(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a number lies outside the bounds that PyTorch's kernel checks."""
-    from tpu_core.recorder.describe import bounds
+    """Return whether a number lies outside the bounds that PyTorch's kernel checks."""
+    from tpu_core.recorder.op_schema import bounds
 
     for place, least, most, other in bounds(op):
         number = args[place]
@@ -140,7 +142,7 @@ def _dtypes_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, ...
 
 
 def _first_of_dtypes(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether no such call has passed with these dtypes, and not all of them are common.
+    """Return whether no such call has passed with these dtypes, and not all of them are common.
 
     Few kernels take every dtype, and meta functions seldom know which. Backward ops are called by
     autograd, with what the device's forward ops saved: statistics in float32, as on CUDA, which
@@ -166,12 +168,12 @@ def passed(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
 
 
 def _whole_numbers(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a result may not fit the dtype that it is written to."""
+    """Return whether a result may not fit the dtype that it is written to."""
     return any(not (x.is_floating_point() or x.is_complex()) for x in tensors)
 
 
 def _outgrows(args: Arguments) -> bool:
-    """Whether a foreach op's operand does not broadcast to the tensor that is written."""
+    """Return whether a foreach op's operand does not broadcast to the tensor that is written."""
 
     def fits(y: torch.Tensor, x: torch.Tensor) -> bool:
         sizes = zip(reversed(x.shape), reversed(y.shape))
@@ -268,7 +270,7 @@ def _is_not(x: Any, dtype: torch.dtype) -> bool:
 def _complex_for_reals(args: Arguments) -> bool:
     dtype = args.get("dtype")
     if isinstance(dtype, int):  # of a list op, as the dispatcher has it
-        from tpu_core.recorder.miss import dtype_of_code
+        from tpu_core.recorder.signature import dtype_of_code
 
         dtype = dtype_of_code(dtype)
     return dtype is not None and dtype.is_complex and not all(x.is_complex() for x in args["self"])

@@ -27,7 +27,7 @@ from tpu_core.recorder.plan import NodePlan
 
 
 def lowers(node: NodePlan, packs: Sequence[int]) -> bool:
-    """Whether the lowering of a node takes operands of its shapes and dtypes.
+    """Return whether the lowering of a node takes operands of its shapes and dtypes.
 
     Args:
         node: What is to be recorded.
@@ -59,8 +59,8 @@ def _dtypes(node: NodePlan) -> tuple[Any, ...]:
 
 
 def _is_common(node: NodePlan) -> bool:
-    """Whether the lowering surely takes it: one floating-point dtype, perhaps with indices, and
-    elements; or no user can call the op with others than those that its tests have.
+    """Return whether the lowering surely takes it: one floating-point dtype, perhaps with indices,
+    and elements; or no user can call the op with others than those that its tests have.
     """
     if node.op.startswith(("tpu.", "aten._scaled_dot_product_")) or "backward" in node.op:
         return True

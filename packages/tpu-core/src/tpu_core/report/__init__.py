@@ -21,7 +21,7 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class Report:
-    """What `Metrics.report` gives: the state at that moment.
+    """Result of `Metrics.report`: the state at that moment.
 
     ``print(report)`` gives text and ``rich.print(report)`` colours; a notebook shows the page that
     `save_html` writes.

@@ -1,4 +1,4 @@
-"""What a report shows, taken from the metrics: programs, causes of recompiles, totals."""
+"""Contents of a report, taken from the metrics: programs, causes of recompiles, totals."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _MOST_LINES = 20_000
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramRow:
     """A program as the page shows it.
 
     Attributes:
@@ -79,7 +79,7 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def _programs(facts: Facts) -> list[Program]:
+def _programs(facts: Facts) -> list[ProgramRow]:
     start = len(facts.programs) - _MOST_PROGRAMS
     shown = list(enumerate(facts.programs, 1))[max(start, 0) :]
     slowest = max((made.event.seconds for _, made in shown), default=0.0) or 1.0
@@ -91,7 +91,7 @@ def _programs(facts: Facts) -> list[Program]:
         lines = list(_lines(event.contents)) if left > 0 else []
         left -= len(lines)
         found.append(
-            Program(
+            ProgramRow(
                 number,
                 made,
                 _most_frequent(name for _, name in event.contents),

@@ -12,7 +12,7 @@ import torch
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.errors import NonFiniteError
-from tpu_core.recorder.calls import HostCall, call_of
+from tpu_core.recorder.host_replay import HostCall, call_of
 from tpu_core.verification.replay import Value, all_values
 from tpu_core.verification.statistics import kind, non_finite, statistics
 

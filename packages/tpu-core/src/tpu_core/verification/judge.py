@@ -1,4 +1,4 @@
-"""How far a program's results may lie from those of its ops one by one.
+"""Tolerance between a program's results and those of its ops one by one.
 
 The ops run three times: as they are, and twice with their inputs and each of their results off by a
 few units in the last place, as another order of sums or a fused multiply-add would leave them.

@@ -17,8 +17,8 @@ from tpu_core.lowering.dtypes import TO_TORCH
 from tpu_core.lowering.evaluate import to_jax, to_torch
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.compute import flatten
+from tpu_core.recorder.functional_variants import overload_of
 from tpu_core.recorder.plan import NodePlan
-from tpu_core.recorder.variants import overload_of
 from tpu_core.verification import windows
 
 logger = logging.getLogger("tpu_core")
@@ -96,7 +96,7 @@ def _results(
 
 
 def _is_plain(plan: NodePlan) -> bool:
-    """Whether the op's arguments say all of what it computes."""
+    """Return whether the op's arguments say all of what it computes."""
     return (
         not plan.random
         and not plan.identity

@@ -1,4 +1,4 @@
-"""Runs of a program that are judged or checked for NaN, and the error where one is wrong."""
+"""Selection of the runs to verify or to check for NaN, and the error where one is wrong."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import typer
 from tpu_core import platforms
 from tpu_distributed import job_secret
 from tpu_distributed.launch import slices
-from tpu_distributed.launch.environment import Job, process_environment
+from tpu_distributed.launch.environment import LaunchSpec, process_environment
 from tpu_distributed.launch.slices import Slice
 
 app = typer.Typer()
@@ -84,7 +84,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Options:
-    """What becomes of torchrun's command line on any host."""
+    """Options of torchrun's command line on any host."""
 
     nproc: str
     port: int
@@ -118,7 +118,7 @@ class _Options:
         return [*arguments, *self.target]
 
 
-def _job(topology: str, slice_count: int, hosts: str, dry_run: bool) -> Job | None:
+def _job(topology: str, slice_count: int, hosts: str, dry_run: bool) -> LaunchSpec | None:
     """The hosts as far as they are told; None where the environment is all there is."""
     if not topology:
         if hosts or slice_count > 1:
@@ -137,7 +137,7 @@ def _job(topology: str, slice_count: int, hosts: str, dry_run: bool) -> Job | No
         raise typer.BadParameter(
             f"{slice_count} slices of {topology} have {wanted} hosts; --hosts names {len(names)}."
         )
-    return Job(slice, tuple(names))
+    return LaunchSpec(slice, tuple(names))
 
 
 def _own_slice(environ: Mapping[str, str]) -> Slice | None:

@@ -21,7 +21,7 @@ MEGASCALE_PORT = 8081
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchSpec:
     """The hosts of a program.
 
     Attributes:
@@ -38,7 +38,7 @@ class Job:
         return len(self.hosts) // self.slice.hosts
 
     def host_environment(self, node: int) -> dict[str, str]:
-        """What all processes of a host have in common.
+        """Environment variables that all processes of a host share.
 
         Args:
             node: Number of the host among all.
@@ -60,7 +60,7 @@ class Job:
 
 
 def process_environment(slice: Slice, host: Mapping[str, str], local_rank: int) -> dict[str, str]:
-    """What one process of a host has for itself.
+    """Environment variables of one process of a host.
 
     Args:
         slice: The slice that the host is in.

@@ -1,4 +1,4 @@
-"""What a slice of TPUs is made of: chips on hosts.
+"""The layout of a TPU slice: chips on hosts.
 
 The hosts are those of Google Cloud's machine types (``ct5lp-hightpu-1t``, ``-4t``, ``-8t`` and
 their like). None was launched on hardware yet.

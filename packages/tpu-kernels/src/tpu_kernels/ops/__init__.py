@@ -3,9 +3,10 @@
 A folder an op, named as in `tpu_kernels.using`:
 
 ``arguments.py``
-    What the rules are asked about, bound from an overload's arguments.
-``plain.py``
-    What takes everything: the lowerings of tpu-core, with what they cost.
+    The overloads of the op, and their arguments as its rules check them.
+``reference.py``
+    The implementation ``"plain"``, which takes all arguments: products and reductions by XLA. Where
+    it is a lowering of tpu-core, its record is in ``api.py``.
 ``flash.py``, ...
     One implementation each: its functions, called as the lowerings are, and its rules.
 ``api.py``

@@ -1,4 +1,4 @@
-"""How kernels of other libraries, which know nothing of interpreter and x64, are called here."""
+"""Calls of other libraries' kernels, which know nothing of interpreter and x64."""
 
 from __future__ import annotations
 

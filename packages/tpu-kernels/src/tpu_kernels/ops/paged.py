@@ -1,4 +1,4 @@
-"""What the ops have in common whose keys and values are in pages."""
+"""Common parts of ops whose keys and values are in pages."""
 
 from __future__ import annotations
 

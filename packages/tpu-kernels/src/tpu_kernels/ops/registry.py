@@ -1,4 +1,4 @@
-"""What an op of the library is: its implementations, their rules, and which of them is chosen."""
+"""Ops of the library: implementations, their rules, and the selection among them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from tpu_core.errors import KernelRuleError
-from tpu_core.lowering.implementations import Target, Use, note
+from tpu_core.lowering.implementations import KernelSelection, Target, note
 
 
 class Arguments(Protocol):
-    """What the rules of an op are asked about."""
+    """Arguments that the rules of an op check."""
 
     @property
     def dtype(self) -> str:
@@ -24,7 +24,7 @@ class Arguments(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an implementation asks of the arguments.
+    """Requirement of an implementation on the arguments.
 
     Attributes:
         text: A sentence that is true where the rule holds, for messages and the docs.
@@ -133,7 +133,7 @@ class Op:
         arguments = self.bind[overload](*args, **kwargs)
         found = self.select(arguments, target, choice)
         why = "it is named" if choice else self._why_not_before(found, arguments, target)
-        note(Use(self.name, found.name, why))
+        note(KernelSelection(self.name, found.name, why))
         return found.functions.get(overload)
 
     def _why_not_before(self, found: Implementation, arguments: Arguments, target: Target) -> str:

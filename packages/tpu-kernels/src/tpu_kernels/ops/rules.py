@@ -1,4 +1,4 @@
-"""What the rules of several ops say, and ask of their arguments."""
+"""Rules that several ops share."""
 
 from __future__ import annotations
 

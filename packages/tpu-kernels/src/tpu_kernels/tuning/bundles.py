@@ -1,4 +1,4 @@
-"""What a step of a kernel costs, counted in the schedule that libtpu dumps.
+"""Cost of a kernel's step, counted in the schedule that libtpu dumps.
 
 A TensorCore issues one bundle a cycle, in order, so that a stretch of the schedule without branches
 takes as many cycles as it has bundles, unless it waits for memory. A kernel of Pallas is a loop

@@ -21,7 +21,7 @@ class Chip:
 
     @property
     def bytes_a_cycle(self) -> float:
-        """What the memory gives a TensorCore in a cycle."""
+        """Memory bandwidth of a TensorCore in bytes a cycle."""
         return self.bandwidth / self.clock
 
 

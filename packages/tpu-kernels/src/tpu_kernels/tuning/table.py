@@ -36,7 +36,7 @@ def own() -> Path:
 
 
 def find(op: str, kind: str | None, shape: str) -> Costs:
-    """What blocks of an op's kernels cost; empty where nobody measured it.
+    """Measured costs of an op's blocks; empty where there are none.
 
     Args:
         op: As in `tpu_kernels.using`.

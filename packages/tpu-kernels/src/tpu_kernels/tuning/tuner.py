@@ -18,7 +18,7 @@ from tpu_kernels.tuning.table import Block, Costs
 
 
 def tune(chip: str, dtype: str, sizes: tuple[int, int]) -> Costs:
-    """What blocks of attention's kernels cost on a chip; sizes that do not fit are left out.
+    """Measure attention's blocks on a chip; sizes that do not fit are left out.
 
     Takes about two seconds a size. No TPU is needed, only libtpu.
 

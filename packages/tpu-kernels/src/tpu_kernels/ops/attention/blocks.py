@@ -1,4 +1,4 @@
-"""How a call is cut into blocks of queries and keys, and which of them are computed."""
+"""Blocks of queries and keys of a call, and the selection of those to compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _block(length: int, largest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockGrid:
     """A matrix of scores in blocks.
 
     Attributes:
@@ -47,7 +47,7 @@ class Blocks:
     is_causal: bool
 
     @classmethod
-    def of(cls, rows: int, columns: int, row_bytes: int, is_causal: bool) -> Blocks:
+    def of(cls, rows: int, columns: int, row_bytes: int, is_causal: bool) -> BlockGrid:
         """Blocks of a size that suits the lengths.
 
         Args:
@@ -98,7 +98,7 @@ class Blocks:
         return count * self.block_rows * self.block_columns
 
     def runs(self, i: Any, j: Any) -> Any:
-        """Whether block ``(i, j)`` has scores that count."""
+        """Return whether block ``(i, j)`` has scores that count."""
         return j * self.block_columns < (i + 1) * self.block_rows if self.is_causal else True
 
     def column_block(self, i: Any, j: Any) -> Any:

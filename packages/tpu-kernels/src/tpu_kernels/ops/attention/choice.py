@@ -1,12 +1,14 @@
-"""Which blocks attention's kernels take: those whose measured cost is the least for the lengths."""
+"""Selection of block sizes for attention's kernels: those whose measured cost is the least for the
+lengths.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
 
-from tpu_kernels.ops.attention.blocks import LANES, Blocks
-from tpu_kernels.ops.attention.names import KERNEL_OF_KEYS
+from tpu_kernels.ops.attention.blocks import LANES, BlockGrid
+from tpu_kernels.ops.attention.overloads import KERNEL_OF_KEYS
 from tpu_kernels.tuning import table
 from tpu_kernels.tuning.bundles import Bundles
 from tpu_kernels.tuning.chips import CHIPS
@@ -35,11 +37,11 @@ def blocks(
     *,
     has_bias: bool = False,
     has_dropout: bool = False,
-) -> Blocks:
+) -> BlockGrid:
     """The blocks of a call.
 
     Args:
-        kernel: As a profile shows it, of `tpu_kernels.ops.attention.names`.
+        kernel: As a profile shows it, of `tpu_kernels.ops.attention.overloads`.
         kind: Generation of the chips, where it is known.
         dtype: Of the operands.
         lengths: Of queries and keys.
@@ -50,9 +52,9 @@ def blocks(
         has_dropout: Whether random numbers are drawn, which makes a block's program longer.
     """
     itemsize = 2 if dtype == "bfloat16" else 4
-    default = Blocks.of(*lengths, max(sizes) * itemsize, is_causal)
+    default = BlockGrid.of(*lengths, max(sizes) * itemsize, is_causal)
     if has_dropout:
-        return Blocks.of(*lengths, max(max(sizes) * itemsize, _DRAWING), is_causal)
+        return BlockGrid.of(*lengths, max(max(sizes) * itemsize, _DRAWING), is_causal)
     if kind is None or has_bias or lengths[0] < LANES:
         return default
     costs = next(filter(None, (table.find(OP, kind, s) for s in _shapes(dtype, sizes))), {})
@@ -68,7 +70,7 @@ def best(
     sizes: tuple[int, int],
     is_causal: bool,
     costs: Mapping[table.Block, Bundles],
-) -> tuple[Blocks, float] | None:
+) -> tuple[BlockGrid, float] | None:
     """The blocks that cost the least, and how many cycles for a head; None without any.
 
     Args:
@@ -81,16 +83,16 @@ def best(
     traffic = sum(sizes) * (2 if dtype == "bfloat16" else 4) / chip.bytes_a_cycle
     cycles = {}
     for (rows, columns), cost in costs.items():
-        tried = Blocks(*lengths, rows, columns, is_causal)
+        tried = BlockGrid(*lengths, rows, columns, is_causal)
         cycles[tried] = estimate(kernel, tried, cost, traffic)
     return min(cycles.items(), key=lambda item: item[1])
 
 
-def estimate(kernel: str, blocks: Blocks, cost: Bundles, traffic: float) -> float:
+def estimate(kernel: str, blocks: BlockGrid, cost: Bundles, traffic: float) -> float:
     """Cycles for a head.
 
     Args:
-        kernel: As a profile shows it, of `tpu_kernels.ops.attention.names`.
+        kernel: As a profile shows it, of `tpu_kernels.ops.attention.overloads`.
         blocks: Of the scores.
         cost: Of a block.
         traffic: Cycles that the memory takes for what a step reads, a row of it.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_kernels.ops.attention.blocks import Blocks
+from tpu_kernels.ops.attention.blocks import BlockGrid
 
 # Of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", with 20 rounds.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -26,7 +26,7 @@ _LOW = (1 << _HALF) - 1
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """What is dropped of the probabilities.
+    """Dropout of the probabilities.
 
     Attributes:
         rate: The share.
@@ -37,9 +37,15 @@ class Dropout:
     heads: int
 
     def kept(
-        self, key_ref: Any, head: tuple[Any, Any], blocks: Blocks, i: Any, j: Any, row_axis: int = 0
+        self,
+        key_ref: Any,
+        head: tuple[Any, Any],
+        blocks: BlockGrid,
+        i: Any,
+        j: Any,
+        row_axis: int = 0,
     ) -> jax.Array:
-        """Which probabilities of block ``(i, j)`` are kept.
+        """Mask of the probabilities of block ``(i, j)`` that are kept.
 
         Args:
             key_ref: Two scalars of 32 bits.

@@ -16,11 +16,11 @@ import numpy as np
 
 from tpu_core.lowering import attention as plain
 from tpu_core.lowering.implementations import Target
-from tpu_kernels.ops.attention import divided, lengths
+from tpu_kernels.ops.attention import lengths, sharded
 from tpu_kernels.ops.attention.arguments import AttentionArguments
 from tpu_kernels.ops.attention.dropout import Dropout
 from tpu_kernels.ops.attention.lengths import scores
-from tpu_kernels.ops.attention.names import (
+from tpu_kernels.ops.attention.overloads import (
     BACKWARD,
     FORWARD,
     KERNEL_FORWARD,
@@ -72,8 +72,8 @@ def forward(
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention`, for what `FLASH` takes."""
     operands = (query, key_, value, attn_bias)
-    if divided.is_asked():
-        stand_in = divided.marked(operands)
+    if sharded.is_probing():
+        stand_in = sharded.probe(operands)
         return plain.attention(*stand_in, dropout_p, is_causal, scale=scale, key=key)
     dropout = _dropout(dropout_p, query)
     options: Any = {"is_causal": is_causal, "scale": scale, "dropout": dropout}
@@ -82,7 +82,7 @@ def forward(
         of = scores(KERNEL_FORWARD, parts, **options)
         return lengths.forward(parts, None if dropout is None else key, of)
 
-    out, logsumexp = divided.on_parts(made, operands, (4, 3))
+    out, logsumexp = sharded.on_parts(made, operands, (4, 3))
     seed = jnp.zeros((2,), np.int64) if key is None else key.astype(np.int64)
     return out, logsumexp, None, None, None, None, seed[0], seed[1], None
 
@@ -101,8 +101,8 @@ def backward(
 ) -> tuple[Any, ...]:
     """As `tpu_core.lowering.attention.attention_backward`, for what `FLASH` takes."""
     operands = (query, key_, value, attn_bias, grad_out, output, logsumexp)
-    if divided.is_asked():
-        q, k, v, bias, grad, out, sums = divided.marked(operands)
+    if sharded.is_probing():
+        q, k, v, bias, grad, out, sums = sharded.probe(operands)
         return plain.attention_backward(
             grad, q, k, v, bias, grad_input_mask, out, sums, *rest, scale=scale
         )
@@ -122,7 +122,7 @@ def backward(
         dropout=dropout,
     )
     ranks = (4,) * (of_query + 2 * of_keys + of_bias)
-    made = iter(divided.on_parts(function, operands, ranks))
+    made = iter(sharded.on_parts(function, operands, ranks))
     computed = of_query, of_keys, of_keys, of_bias
     # What is not asked for has a place among the results, too.
     grads = [

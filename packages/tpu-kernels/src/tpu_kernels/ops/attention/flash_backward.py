@@ -20,10 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tpu_kernels.ops.attention import masks
-from tpu_kernels.ops.attention.blocks import Blocks
+from tpu_kernels.ops.attention.blocks import BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout
 from tpu_kernels.ops.attention.flash_forward import FLOAT32, QUERY_KEY, Index, by_rows, seed_spec
-from tpu_kernels.ops.attention.names import KERNEL_OF_BIAS, KERNEL_OF_KEYS, KERNEL_OF_QUERY
+from tpu_kernels.ops.attention.overloads import KERNEL_OF_BIAS, KERNEL_OF_KEYS, KERNEL_OF_QUERY
 
 Operands = tuple[jax.Array, ...]
 """Query, key, value, the result's gradient, logarithms of sums, and dots of result and gradient.
@@ -35,7 +35,7 @@ row has no score that counts, the logarithm is 0.
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the scores are made of beside query and key.
+    """Terms of the scores beside query and key.
 
     Attributes:
         blocks: How they are cut.
@@ -43,7 +43,7 @@ class Scores:
         dropout: What is dropped of the probabilities.
     """
 
-    blocks: Blocks
+    blocks: BlockGrid
     scale: float
     dropout: Dropout | None
 
@@ -108,7 +108,7 @@ def _specs(
     operands: Operands,
     bias: jax.Array | None,
     seed: jax.Array | None,
-    blocks: Blocks,
+    blocks: BlockGrid,
     indices: tuple[Index, ...],
 ) -> list[Any]:
     """Blocks of the operands and the bias, where rows, keys, bias and rows' sums are."""

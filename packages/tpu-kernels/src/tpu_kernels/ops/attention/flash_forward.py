@@ -19,9 +19,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tpu_kernels.ops.attention import masks
-from tpu_kernels.ops.attention.blocks import LANES, Blocks
+from tpu_kernels.ops.attention.blocks import LANES, BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout
-from tpu_kernels.ops.attention.names import KERNEL_FORWARD
+from tpu_kernels.ops.attention.overloads import KERNEL_FORWARD
 
 FLOAT32 = np.dtype(np.float32)
 QUERY_KEY = (((1,), (1,)), ((), ()))  # [L, E] x [S, E] -> [L, S]
@@ -44,7 +44,7 @@ def _kernel(
     total_ref: Any,
     sum_ref: Any,
     *,
-    blocks: Blocks,
+    blocks: BlockGrid,
     scale: float,
     dropout: Dropout | None,
 ) -> None:
@@ -89,15 +89,15 @@ def _kernel(
 
 
 def seed_spec(seed: jax.Array | None) -> pl.BlockSpec | None:
-    """Where a kernel has the key of the dropout."""
+    """BlockSpec of the dropout's key."""
     return None if seed is None else pl.BlockSpec(memory_space=pltpu.SMEM)
 
 
 Index = Callable[..., tuple[Any, ...]]
 
 
-def by_rows(blocks: Blocks, group: int) -> tuple[Index, Index, Index]:
-    """Where blocks of queries, keys and the bias are, for a grid of blocks of queries, then keys.
+def by_rows(blocks: BlockGrid, group: int) -> tuple[Index, Index, Index]:
+    """BlockSpecs of queries, keys and the bias, for a grid of blocks of queries, then keys.
 
     Args:
         blocks: Of the scores.
@@ -122,7 +122,7 @@ def forward(
     value: jax.Array,
     bias: jax.Array | None,
     seed: jax.Array | None,
-    blocks: Blocks,
+    blocks: BlockGrid,
     scale: float,
     dropout: Dropout | None,
 ) -> tuple[jax.Array, jax.Array]:

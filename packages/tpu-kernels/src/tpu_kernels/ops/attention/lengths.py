@@ -11,7 +11,7 @@ import numpy as np
 
 from tpu_core.lowering.implementations import target
 from tpu_kernels.ops.attention import choice, flash_backward, flash_forward, masks
-from tpu_kernels.ops.attention.blocks import Blocks
+from tpu_kernels.ops.attention.blocks import BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout
 from tpu_kernels.ops.attention.flash_backward import Scores
 from tpu_kernels.ops.mosaic import calling
@@ -113,7 +113,7 @@ def of_bias(operands: tuple[Any, ...], seed: jax.Array | None, of: Scores) -> ja
 
 
 def _filled_operands(
-    operands: tuple[Any, ...], blocks: Blocks
+    operands: tuple[Any, ...], blocks: BlockGrid
 ) -> tuple[flash_backward.Operands, Any]:
     query, key, value, bias, grad, output, logsumexp = operands
     rows, columns = blocks.padded_rows, blocks.padded_columns
@@ -129,7 +129,7 @@ def _filled_operands(
     return filled, masks.prepared(bias, blocks)
 
 
-def _products(query: jax.Array, blocks: Blocks, *sizes: int) -> int:
+def _products(query: jax.Array, blocks: BlockGrid, *sizes: int) -> int:
     """Floating point operations of products with the scores that are computed."""
     return 2 * query.shape[0] * query.shape[1] * blocks.computed * sum(sizes)
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from tpu_kernels.ops.attention.blocks import Blocks
+from tpu_kernels.ops.attention.blocks import BlockGrid
 
 
-def prepared(bias: jax.Array | None, blocks: Blocks) -> jax.Array | None:
+def prepared(bias: jax.Array | None, blocks: BlockGrid) -> jax.Array | None:
     """A mask or bias as ``(batch or 1, heads or 1, queries or 1, keys)``, filled up to blocks.
 
     Args:
@@ -40,7 +40,7 @@ def prepared(bias: jax.Array | None, blocks: Blocks) -> jax.Array | None:
 
 
 def spec(
-    bias: jax.Array | None, blocks: Blocks, index: Callable[..., tuple[Any, Any, Any, Any]]
+    bias: jax.Array | None, blocks: BlockGrid, index: Callable[..., tuple[Any, Any, Any, Any]]
 ) -> pl.BlockSpec | None:
     """The block of a prepared bias that goes with a block of scores.
 

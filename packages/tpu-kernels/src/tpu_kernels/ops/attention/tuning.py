@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from tpu_kernels.ops.attention import lengths
-from tpu_kernels.ops.attention.blocks import Blocks
+from tpu_kernels.ops.attention.blocks import BlockGrid
 from tpu_kernels.ops.attention.flash_backward import Scores
-from tpu_kernels.ops.attention.names import KERNEL_FORWARD, KERNEL_OF_KEYS, KERNEL_OF_QUERY
+from tpu_kernels.ops.attention.overloads import KERNEL_FORWARD, KERNEL_OF_KEYS, KERNEL_OF_QUERY
 from tpu_kernels.tuning.table import Block
 
 KERNELS = (KERNEL_FORWARD, KERNEL_OF_QUERY, KERNEL_OF_KEYS)
@@ -35,7 +35,7 @@ def program(
         size, value_size: Of a head of the query and of the value.
         block: Rows and columns.
     """
-    of = Scores(Blocks(_LENGTH, _LENGTH, *block, is_causal=True), size**-0.5, None)
+    of = Scores(BlockGrid(_LENGTH, _LENGTH, *block, is_causal=True), size**-0.5, None)
 
     def all_three(q: jax.Array, k: jax.Array, v: jax.Array, grad: jax.Array) -> Any:
         operands = q, k, v, None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from tpu_kernels.ops.cross_entropy.arguments import of_backward, of_forward
+from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD, of_backward, of_forward
 from tpu_kernels.ops.cross_entropy.chunked import CHUNKED
-from tpu_kernels.ops.cross_entropy.names import BACKWARD, FORWARD
 from tpu_kernels.ops.cross_entropy.pallas import PALLAS
-from tpu_kernels.ops.cross_entropy.plain import PLAIN
+from tpu_kernels.ops.cross_entropy.reference import PLAIN
 from tpu_kernels.ops.registry import Op
 
 KERNEL = Op(

@@ -7,6 +7,10 @@ from typing import Any
 
 from tpu_kernels.ops.rules import common_dtype
 
+# The overloads of the loss of a linear layer's logits.
+FORWARD = "tpu_kernels.linear_cross_entropy.default"
+BACKWARD = "tpu_kernels.linear_cross_entropy_backward.default"
+
 
 @dataclass(frozen=True, slots=True)
 class LossArguments:

@@ -24,7 +24,7 @@ from tpu_kernels.ops.cross_entropy.loops import capped, sloped
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class TileSizes:
     """Of the logits, and what they may take.
 
     Attributes:
@@ -107,7 +107,7 @@ def _forward_kernel(
 
 
 def forward(
-    hidden: jax.Array, weight: jax.Array, softcap: float, blocks: Blocks, means: bool
+    hidden: jax.Array, weight: jax.Array, softcap: float, blocks: TileSizes, means: bool
 ) -> list[jax.Array]:
     """The logarithms of the sums of exponentials, and the expected weights.
 
@@ -189,7 +189,7 @@ def backward(
     target: jax.Array,
     grad: jax.Array,
     softcap: float,
-    blocks: Blocks,
+    blocks: TileSizes,
 ) -> jax.Array:
     """The gradient of the weights.
 

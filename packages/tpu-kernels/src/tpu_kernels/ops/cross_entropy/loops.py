@@ -48,7 +48,7 @@ def _logits(hidden: jax.Array, weight: jax.Array, bias: Any, softcap: float) -> 
 def _over_chunks(
     step: Callable[..., Any], start: Any, weight: jax.Array, bias: Any, chunk: int
 ) -> Any:
-    """What ``step(carry, place, new, weights, biases)`` makes of the chunks of a vocabulary.
+    """Fold ``step(carry, place, new, weights, biases)`` over the chunks of a vocabulary.
 
     ``place`` is where a chunk begins, and ``new`` the first column that no chunk before it had: the
     last chunk begins early where the vocabulary does not divide evenly.

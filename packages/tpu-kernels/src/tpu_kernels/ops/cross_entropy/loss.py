@@ -26,7 +26,7 @@ class Loss:
         devices: int,
         axes: Sequence[str],
     ) -> str | None:
-        """Why logits are built for a loss of these sizes; None where they need not be."""
+        """Reason to build logits for a loss of these sizes, or None."""
         chosen = dict(choices()).get("cross_entropy")
         if chosen == "plain":
             return "the implementation 'plain' of cross_entropy is named"

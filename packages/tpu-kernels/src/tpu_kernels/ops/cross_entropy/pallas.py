@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_core.lowering.implementations import Target, target
-from tpu_kernels.ops.cross_entropy import divided, kernels
-from tpu_kernels.ops.cross_entropy.arguments import LossArguments
-from tpu_kernels.ops.cross_entropy.divided import HAS_TOKENS_DIVIDED
-from tpu_kernels.ops.cross_entropy.kernels import Blocks
+from tpu_kernels.ops.cross_entropy import kernels, sharded
+from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD, LossArguments
+from tpu_kernels.ops.cross_entropy.kernels import TileSizes
 from tpu_kernels.ops.cross_entropy.loops import of_target
-from tpu_kernels.ops.cross_entropy.names import BACKWARD, FORWARD
+from tpu_kernels.ops.cross_entropy.sharded import HAS_TOKENS_DIVIDED
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
 
@@ -35,7 +34,7 @@ _INTERPRETED = "TPU v5e"
 _KEPT, _PASSING = (512, 256, 128), (256, 128)
 
 
-def blocks(features: int, size: int, kind: str | None) -> Blocks | None:
+def blocks(features: int, size: int, kind: str | None) -> TileSizes | None:
     """The largest blocks that fit into a chip's VMEM; None where none do, or it is not known.
 
     Args:
@@ -54,10 +53,10 @@ def blocks(features: int, size: int, kind: str | None) -> Blocks | None:
 
     sides = ((kept, passing) for kept in _KEPT for passing in _PASSING if passing <= kept)
     found = next((side for side in sides if fits(*side)), None)
-    return Blocks(*found, int(0.95 * vmem)) if found else None
+    return TileSizes(*found, int(0.95 * vmem)) if found else None
 
 
-def _blocks(hidden: jax.Array) -> Blocks:
+def _blocks(hidden: jax.Array) -> TileSizes:
     where = target()
     kind = where.kind if where.platform == "tpu" else _INTERPRETED
     found = blocks(hidden.shape[1], hidden.dtype.itemsize, kind)
@@ -65,7 +64,7 @@ def _blocks(hidden: jax.Array) -> Blocks:
     return found
 
 
-def _filled(x: jax.Array, blocks: Blocks) -> jax.Array:
+def _filled(x: jax.Array, blocks: TileSizes) -> jax.Array:
     """Tokens, the first dimension, up to whole blocks."""
     missing = -x.shape[0] % blocks.kept
     return jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1)))
@@ -147,8 +146,8 @@ PALLAS = Implementation(
     ),
     functions=MappingProxyType(
         {
-            FORWARD: functools.partial(divided.forward, forward),
-            BACKWARD: functools.partial(divided.backward, backward),
+            FORWARD: functools.partial(sharded.forward, forward),
+            BACKWARD: functools.partial(sharded.backward, backward),
         }
     ),
 )

@@ -7,6 +7,9 @@ from typing import Any
 
 from tpu_kernels.ops.rules import common_dtype
 
+# The overload that a grouped product is on the device; its gradient is two more of it.
+GROUPED_MM = "aten._grouped_mm.default"
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedArguments:

@@ -17,7 +17,7 @@ import torch
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
 from tpu_core.lowering.grouped_mm import group_sizes
-from tpu_kernels.ops.grouped_mm.names import GROUPED_MM
+from tpu_kernels.ops.grouped_mm.arguments import GROUPED_MM
 from tpu_kernels.ops.grouped_mm.tiles import tiles
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from tpu_kernels.ops.int4_mm.arguments import of_call
-from tpu_kernels.ops.int4_mm.names import OF_CUDA, PACKED
+from tpu_kernels.ops.int4_mm.arguments import OF_CUDA, PACKED, of_call
 from tpu_kernels.ops.int4_mm.pallas import PALLAS
-from tpu_kernels.ops.int4_mm.plain import PLAIN
+from tpu_kernels.ops.int4_mm.reference import PLAIN
 from tpu_kernels.ops.registry import Op
 
 KERNEL = Op(

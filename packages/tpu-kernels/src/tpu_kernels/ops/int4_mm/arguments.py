@@ -7,6 +7,10 @@ from typing import Any
 
 from tpu_kernels.ops.rules import common_dtype
 
+# The overloads that products with weights of 4 bits are on the device.
+PACKED = "tpu_kernels.int4_mm.default"
+OF_CUDA = "aten._weight_int4pack_mm.default"
+
 
 @dataclass(frozen=True, slots=True)
 class Int4Arguments:

@@ -80,7 +80,7 @@ def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.A
 
 
 def _sums(x: jax.Array, group: int) -> jax.Array:
-    """What meets scales, then zeros, beside the numbers: sums of groups, as exact as float32.
+    """Factors of scales, then zeros, beside the numbers: sums of groups, as exact as float32.
 
     ``x @ ((128 + number) - 136) * scale + zero`` is the product of the first part, which is the
     matrix unit's, and a product of the sums of `x`, here in three parts of bfloat16.

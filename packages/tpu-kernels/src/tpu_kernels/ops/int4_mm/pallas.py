@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_kernels.ops.int4_mm import kernel
+from tpu_kernels.ops.int4_mm.arguments import OF_CUDA, PACKED
 from tpu_kernels.ops.int4_mm.layout import CHUNK, repack
-from tpu_kernels.ops.int4_mm.names import OF_CUDA, PACKED
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.registry import Implementation, Rule
 from tpu_kernels.ops.rules import HAS_BFLOAT16, ONE_DEVICE

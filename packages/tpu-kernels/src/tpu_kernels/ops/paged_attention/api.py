@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from tpu_kernels.ops.paged_attention.arguments import bind
-from tpu_kernels.ops.paged_attention.names import OVERLOAD
+from tpu_kernels.ops.paged_attention.arguments import OVERLOAD, bind
 from tpu_kernels.ops.paged_attention.pallas import PALLAS
-from tpu_kernels.ops.paged_attention.plain import PLAIN
+from tpu_kernels.ops.paged_attention.reference import PLAIN
 from tpu_kernels.ops.registry import Op
 
 KERNEL = Op(

@@ -7,6 +7,9 @@ from typing import Any
 from tpu_kernels.ops.paged import PagedArguments
 from tpu_kernels.ops.rules import common_dtype
 
+# The overload of paged attention.
+OVERLOAD = "tpu_kernels.paged_attention.default"
+
 
 def bind(
     query: Any, key_pages: Any, value_pages: Any, lengths: Any, page_indices: Any, *rest: Any

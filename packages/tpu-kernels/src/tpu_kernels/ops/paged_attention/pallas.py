@@ -16,11 +16,11 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as k
 
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY
-from tpu_kernels.ops.paged_attention import plain
-from tpu_kernels.ops.paged_attention.names import OVERLOAD
-from tpu_kernels.ops.parts import HEADS_DIVIDED, on_parts
+from tpu_kernels.ops.paged_attention import reference
+from tpu_kernels.ops.paged_attention.arguments import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
 from tpu_kernels.ops.rules import HAS_BFLOAT16
+from tpu_kernels.ops.sharding_utils import HEADS_DIVIDED, on_parts
 
 # Keys that are fetched at a time: pages are small.
 _KEYS = 512
@@ -41,11 +41,11 @@ def paged_attention(
     scale: float,
     softcap: float,
 ) -> jax.Array:
-    """As `tpu_kernels.ops.paged_attention.plain.paged_attention`, for what `PALLAS` takes."""
+    """As `tpu_kernels.ops.paged_attention.reference.paged_attention`, for what `PALLAS` takes."""
     options: dict[str, Any] = {"scale": scale, "softcap": softcap}
     return on_parts(
         functools.partial(_on_one_device, **options),
-        functools.partial(plain.paged_attention, **options),
+        functools.partial(reference.paged_attention, **options),
         (query, key_pages, value_pages, lengths, page_indices),
         of_heads=(1, 0, 0, None, None),
         of_sequences=(0, None, None, 0, 0),

@@ -7,6 +7,9 @@ from typing import Any
 from tpu_kernels.ops.paged import PagedArguments
 from tpu_kernels.ops.rules import common_dtype
 
+# The overload of ragged paged attention.
+OVERLOAD = "tpu_kernels.ragged_paged_attention.default"
+
 
 def bind(query: Any, pages: Any, lengths: Any, page_indices: Any, *rest: Any) -> PagedArguments:
     """From those of the op; ``rest`` are starts, their number, and options.

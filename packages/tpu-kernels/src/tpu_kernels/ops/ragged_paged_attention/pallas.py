@@ -20,10 +20,10 @@ from tpu_core.lowering.implementations import Target, target
 from tpu_core.pjrt.chips import abstract_mesh
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
-from tpu_kernels.ops.parts import HEADS_DIVIDED, on_parts
-from tpu_kernels.ops.ragged_paged_attention import plain
-from tpu_kernels.ops.ragged_paged_attention.names import OVERLOAD
+from tpu_kernels.ops.ragged_paged_attention import reference
+from tpu_kernels.ops.ragged_paged_attention.arguments import OVERLOAD
 from tpu_kernels.ops.registry import Implementation, Rule
+from tpu_kernels.ops.sharding_utils import HEADS_DIVIDED, on_parts
 
 # Of a block: what fits into 16 MiB of vector memory, beside the results.
 _KEYS = 256
@@ -47,7 +47,7 @@ def ragged_paged_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     return on_parts(
         functools.partial(_on_one_device, **options),
-        functools.partial(plain.ragged_paged_attention, **options),
+        functools.partial(reference.ragged_paged_attention, **options),
         (query, pages, lengths, page_indices, starts, count),
         of_heads=(1, 2, None, None, None, None),
         of_sequences=(None,) * 6,

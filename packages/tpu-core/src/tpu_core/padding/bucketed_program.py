@@ -1,0 +1,321 @@
+"""A program whose sizes vary: its recordings, and the executables that serve buckets of sizes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from tpu_core.compiler.aliases import aliases
+from tpu_core.compiler.promotion import PromotionPolicy
+from tpu_core.compiler.segment import RuntimeScalar, Segment, as_function
+from tpu_core.padding import (
+    contractions,
+    elementwise,
+    indexing,
+    loops,
+    reductions,
+    shapes,
+    windows,
+)
+from tpu_core.padding.interpret import Context, run
+from tpu_core.padding.layout import Padded, Space, whole
+from tpu_core.padding.segment_signature import SegmentSignatures
+from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size, bucket
+from tpu_core.padding.synthetic import SyntheticRecordings
+from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt import jax_settings
+
+RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
+_MOST_RECORDINGS = 3
+_MOST_FAILURES = 3
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """A segment as it was recorded once, its integers, and the program that runs it as it is."""
+
+    segment: Segment
+    integers: list[int]
+    program: Any
+
+
+class BucketedProgram:
+    """Recordings of one program that differ in sizes.
+
+    Args:
+        outlines: What a segment's ops have inside.
+        tensors: How many of the integers, the first ones, are of tensors.
+
+    Attributes:
+        recordings: The first ones, each of other sizes.
+        problem: Why it could not run on padded arrays when that was last tried, or None.
+        refusal: Why that is not tried any more, or None.
+        fit: How sizes follow from each other, once there are two recordings.
+        programs: What serves it, by bucket of each symbol.
+        recurring: Which of its sizes are to have programs of their own.
+    """
+
+    def __init__(self, outlines: SegmentSignatures, tensors: int) -> None:
+        self._outlines = outlines
+        self._tensors = tensors
+        self.recordings: list[Recording] = []
+        self.problem: str | None = None
+        self.refusal: str | None = None
+        self.fit: Fit | None = None
+        self.programs: dict[tuple[int, ...], Any] = {}
+        self.recurring = PromotionPolicy()
+        self._traces: list[ClosedJaxpr] = []
+        self._inside: list[tuple[str, list[Known | None]]] | None = None
+        self._signature = ""
+        self._failures = 0
+        # Of the sizes that were told: their positions among the integers, and their bounds.
+        self._first: list[int] = []
+        self._limits: list[int | None] = []
+
+    @classmethod
+    def told(
+        cls,
+        told: SyntheticRecordings,
+        recordings: list[Recording],
+        outlines: SegmentSignatures,
+        tensors: int,
+    ) -> BucketedProgram:
+        """A family of recordings that were made up.
+
+        Args:
+            told: What is known of their sizes.
+            recordings: Those of ``told.segments``.
+            outlines: What a segment's ops have inside.
+            tensors: How many of the integers, the first ones, are of tensors.
+        """
+        family = cls(outlines, tensors)
+        columns = list(zip(*(r.integers for r in recordings)))
+        family.recordings = recordings
+        family._first = [columns.index(values) for values in zip(*told.values)]
+        family._limits = told.limits
+        return family
+
+    def refuse(self, why: str) -> None:
+        """Take note that the recordings could not be run on padded arrays.
+
+        One of them may have been of a special size (one that equals another dim), so it is tried
+        again with others before the family is given up.
+        """
+        self._failures += 1
+        self.problem = why
+        self._first, self._limits = [], []
+        self._restart([])
+        if self._failures == _MOST_FAILURES:
+            self.refusal = why
+
+    def add(self, recording: Recording) -> None:
+        """Take note of a segment that runs as it was recorded."""
+        if recording.program is not None and all(
+            r.integers != recording.integers for r in self.recordings
+        ):
+            self._restart([*self.recordings, recording])
+
+    def solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
+        """The symbols' values in a segment; None where it is no member of the family.
+
+        What does not follow the sizes as known so far makes them known better, for the next.
+        """
+        if not self.recordings:
+            return None
+        values = self._solve(segment, integers)
+        if values is None or not self._agrees(segment, values):
+            before = self.recordings, self.fit, self.programs, self._traces, self._inside
+            signature = self._signature
+            self._restart([*self.recordings, Recording(segment, integers, None)])
+            values = self._solve(segment, integers)
+            # Dims of size 1 are broadcast, so such a recording is another program.
+            if values is None or any(v < 2 for r in self.fit.values for v in r):  # type: ignore[union-attr]
+                self.recordings, self.fit, self.programs, self._traces, self._inside = before
+                self._signature = signature
+                return None
+        return values
+
+    def _restart(self, recordings: list[Recording]) -> None:
+        # One that has a program of its own stays: padded ones are checked against it.
+        exact = [r for r in recordings if r.program is not None][-1:]
+        others = [r for r in recordings if r not in exact]
+        self.recordings = exact + others[-_MOST_RECORDINGS + 1 :]
+        self.fit = None
+        self.programs = {}
+        self._traces = []
+        self._inside = None
+        self._signature = ""
+
+    def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
+        if len(self.recordings) < 2:
+            return None
+        if self.fit is None:
+            self.fit = Fit([r.integers for r in self.recordings], self._first, self._tensors)
+        if self.fit.problem:
+            self.problem = self.fit.problem
+            return None
+        values = self.fit.solve(integers)
+        if values is None or not values or any(v < 2 for v in values):
+            return None
+        numbers = zip(segment.numbers, self.constants())
+        return values if all(c is None or _same(n.value, c) for n, c in numbers) else None
+
+    def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
+        """Return whether the ops of a segment have the sizes inside that the recordings say."""
+        found = self._outlines(self._numbered(segment))
+        expected = self._expected()
+        return len(found) == len(expected) and all(
+            form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
+            for (form, _, inside), (f, ns) in zip(found, expected)
+        )
+
+    def _expected(self) -> list[tuple[str, list[Known | None]]]:
+        """For each node the form of its outline and its numbers as functions of the symbols.
+
+        None stands for one that differs but follows no size: a rule has no use for it, or refuses.
+        """
+        if self._inside is None:
+            assert self.fit is not None
+            self._inside = []
+            for nodes in zip(*(self._outlines(self._numbered(r.segment)) for r in self.recordings)):
+                forms = {form for form, _, _ in nodes}
+                if len(forms) > 1:
+                    self._inside.append(("", []))
+                    continue
+                dtypes = nodes[0][1]
+                columns = zip(*(inside for _, _, inside in nodes))
+                numbers = [
+                    self.fit.follow(seen, np.int64 if dtype == "int" else np.dtype(dtype))
+                    for seen, dtype in zip(columns, dtypes)
+                ]
+                self._inside.append((forms.pop(), numbers))
+        return self._inside
+
+    def signature(self) -> str:
+        """Digest of the known sizes; with the form it identifies a padded program."""
+        assert self.fit is not None
+        if not self._signature:
+            text = f"{self.fit.sizes}{[(f, [str(n) for n in ns]) for f, ns in self._expected()]}"
+            self._signature = hashlib.sha256(text.encode()).hexdigest()
+        return self._signature
+
+    def _numbered(self, segment: Segment) -> Segment:
+        """A member's segment, with the numbers that vary as run-time inputs."""
+        return segment.with_numbers(
+            [
+                RuntimeScalar(n.pack, constant is not None, n.value)
+                for n, constant in zip(segment.numbers, self.constants())
+            ]
+        )
+
+    def constants(self) -> list[float | int | None]:
+        """The numbers compiled in: those that never varied."""
+        first = self.recordings[0].segment.numbers
+        return [
+            n.value
+            if all(
+                r.segment.numbers[i].compiled_in and _same(r.segment.numbers[i].value, n.value)
+                for r in self.recordings
+            )
+            else None
+            for i, n in enumerate(first)
+        ]
+
+    def shape(self, slot: int) -> tuple[Size, ...]:
+        """The sizes of a value."""
+        assert self.fit is not None
+        slots = self.recordings[0].segment.slots
+        start = sum(len(s.shape) for s in slots[:slot])
+        return tuple(self.fit.sizes[start : start + len(slots[slot].shape)])
+
+    def buckets(self, values: Sequence[int]) -> tuple[int, ...]:
+        """Padded size of each symbol, so that every value between programs fits its array."""
+        segment = self.recordings[0].segment
+        sizes = {s for i in (*segment.inputs(), *segment.live) for s in self.shape(i)}
+        limits = [*self._limits, *[None] * len(values)]
+        chosen = [bucket(v, limit) for v, limit in zip(values, limits)]
+        for size in sorted(sizes, key=repr):
+            while not size.is_static and size.value(values) > size.bound(chosen):
+                smallest = min(size.symbols, key=lambda s: chosen[s])
+                chosen[smallest] = bucket(chosen[smallest] + 1)
+        return tuple(chosen)
+
+    def bound(self, slot: int, buckets: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a value's array between programs."""
+        return tuple(s.bound(buckets) for s in self.shape(slot))
+
+    def segment(self) -> Segment:
+        """The first recording's segment, with the numbers that vary as run-time inputs."""
+        return self._numbered(self.recordings[0].segment)
+
+    def traces(self) -> list[ClosedJaxpr]:
+        """The JAX functions of the recordings."""
+        if not self._traces:
+            for r in self.recordings:
+                function, avals = as_function(self._numbered(r.segment))
+                with jax_settings.lowering():
+                    self._traces.append(jax.make_jaxpr(function)(*avals))
+        return self._traces
+
+    def lower(self, buckets: tuple[int, ...]) -> bytes:
+        """StableHLO bytecode of the program for some buckets; its last argument are the sizes.
+
+        Raises:
+            NotPaddableError: An op cannot run on padded arrays.
+        """
+        segment, fit = self.segment(), self.fit
+        assert fit is not None
+        traces = self.traces()
+        inputs = segment.inputs()
+        packs = [jax.ShapeDtypeStruct((n,), pjrt.PACK_DTYPES[k]) for k, n in segment.packs()]
+        avals = [
+            jax.ShapeDtypeStruct(self.bound(i, buckets), segment.slots[i].dtype) for i in inputs
+        ]
+        sizes = jax.ShapeDtypeStruct((len(buckets),), np.int32)
+
+        def function(*arguments: jax.Array) -> list[jax.Array]:
+            *rest, actual = arguments
+            space = Space([actual[i] for i in range(len(buckets))], buckets)
+            context = Context(fit, space)
+            values = [
+                Padded(
+                    space.resized(x, [s.value(buckets) for s in shape]), tuple((s,) for s in shape)
+                )
+                for x, shape in zip(rest, map(self.shape, inputs))
+            ]
+            values += [whole(x) for x in rest[len(inputs) :]]
+            results = run(context, traces, values)
+            return [
+                _between_programs(space, x, self.shape(i), self.bound(i, buckets))
+                for i, x in zip(segment.live, results)
+            ]
+
+        try:
+            with jax_settings.lowering():
+                lowered = jax.jit(function, keep_unused=True).lower(*avals, *packs, sizes)
+                memory = aliases(segment, lambda i: self.bound(i, buckets))
+                return pjrt.module_bytes(lowered, memory)
+        except NotPaddableError:
+            raise
+        except Exception as error:  # shapes that do not fit where a rule took two sizes for one
+            raise NotPaddableError(f"{type(error).__name__}: {error}") from error
+
+
+def _same(a: float | int, b: float | int) -> bool:
+    """Return whether two numbers are the same constant: 0.0 is not -0.0, nor 1 the same as 1.0."""
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+def _between_programs(
+    space: Space, x: Padded, shape: tuple[Size, ...], bound: tuple[int, ...]
+) -> jax.Array:
+    for axis, size in enumerate(shape):
+        x = space.as_prefix(x, axis, size)
+    return space.resized(jnp.asarray(x.array), bound)

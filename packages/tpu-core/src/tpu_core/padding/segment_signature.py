@@ -1,0 +1,136 @@
+"""Signatures of segments' jaxprs: a padded program's validity for one more size.
+
+A median of 5 or 6 elements takes the third, of 11 the sixth: two recordings may agree in an integer
+that is no constant. So each size is compared before it is served for the first time: its ops are
+traced, each form of an op once, and every integer in them must be what the recordings say. An op
+that stands for a graph of others sees to that itself (`is_tracing`), as layers repeat. What was
+found is kept on disk with the programs, so that another process traces nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import numpy as np
+
+from tpu_core import gc_control
+from tpu_core.cache.store import ExecutableStore
+from tpu_core.cache.tiers import TieredStore
+from tpu_core.compiler.segment import Segment
+from tpu_core.metrics import METRICS
+from tpu_core.padding.jaxpr_signature import Signature, signature
+from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt import jax_settings
+from tpu_core.recorder.plan import NodePlan
+
+Aval = tuple[tuple[int, ...], np.dtype[Any]]
+
+_tracing: ContextVar[bool] = ContextVar("tpu_tracing_signature", default=False)
+
+
+def is_tracing() -> bool:
+    """Return whether an op is traced for its outline: what it traces twice says nothing new."""
+    return _tracing.get()
+
+
+class SegmentSignatures:
+    """Outlines of segments, traced where the store has none.
+
+    Args:
+        store: The cache beyond this process, or None.
+        key: Gives the key of a segment in it, from a name of what is kept and its numbers; it
+            covers everything that decides what the segment's ops are lowered to.
+
+    Example:
+        >>> SegmentSignatures(None, key)(segment)
+        [('5e1f...', (4.0, 65, 5)), ...]
+    """
+
+    def __init__(
+        self,
+        store: ExecutableStore | TieredStore | None,
+        key: Callable[[Segment, str, list[float | int | None]], str],
+    ) -> None:
+        self._store = store
+        self._key = key
+
+    def __call__(self, segment: Segment) -> list[Signature]:
+        """The outline of each node whose ops have one."""
+        if self._store is None:
+            return _trace(segment)
+        key = self._key(segment, f"outlines {segment.key}", segment.constants())
+        entry = self._store.get(key)
+        found = None if entry is None else _decode(entry.payload)
+        if found is None:
+            found = _trace(segment)
+            names = f"the sizes inside {len(found)} ops"
+            with contextlib.suppress(TypeError):  # a complex number is no JSON
+                self._store.put(key, _encode(found), {"ops": len(found), "names": names})
+        return found
+
+
+def _encode(outlines: list[Signature]) -> bytes:
+    """JSON of the different outlines, and which of them each node has."""
+    places: dict[str, int] = {}
+    nodes = [places.setdefault(json.dumps(outline), len(places)) for outline in outlines]
+    return f'{{"outlines": [{", ".join(places)}], "nodes": {nodes}}}'.encode()
+
+
+def _decode(payload: bytes) -> list[Signature] | None:
+    try:
+        read = json.loads(payload)
+        different = [(str(form), tuple(kinds), tuple(ns)) for form, kinds, ns in read["outlines"]]
+        return [different[i] for i in read["nodes"]]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _trace(segment: Segment) -> list[Signature]:
+    found = []
+    ends = [n.numbers for n in segment.nodes[1:]] + [len(segment.numbers)]
+    with gc_control.paused():
+        for node, end in zip(segment.nodes, ends):
+            if node.plan is None:
+                continue
+            operands = tuple(
+                (segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands
+            )
+            # As text: 0.0 and -0.0 are equal.
+            lifted = tuple(
+                (n.pack, repr(n.value) if n.compiled_in else None, n.value)
+                if n.compiled_in
+                else (n.pack, None, None)
+                for n in segment.numbers[node.numbers : end]
+            )
+            found.append(_outline(node.plan, operands, lifted))
+    return found
+
+
+@functools.lru_cache(maxsize=8192)
+def _outline(
+    plan: NodePlan,
+    operands: tuple[Aval, ...],
+    lifted: tuple[tuple[int, str | None, float | None], ...],
+) -> Signature:
+    METRICS.outline()
+    avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands]
+    kinds = [pjrt.PACK_DTYPES[k] for k, text, _ in lifted if text is None]
+
+    def lower(values: list[jax.Array], rest: list[jax.Array]) -> list[jax.Array]:
+        inputs = iter(rest)
+        known = (pjrt.weak(next(inputs)) if text is None else v for _, text, v in lifted)
+        return plan.lower(values, known)
+
+    token = _tracing.set(True)
+    try:
+        with jax_settings.lowering():
+            traced = jax.make_jaxpr(lower)(avals, [jax.ShapeDtypeStruct((), k) for k in kinds])
+    finally:
+        _tracing.reset(token)
+    return signature(traced)
