@@ -17,7 +17,7 @@ _MINOR = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 # Dynamo hands modules to functions that AOTAutograd traces, from torch 2.13 on at the latest.
 TRACES_WITH_MODULES = _MINOR >= (2, 13)
-# Numbers beyond the range of float8_e4m3fn are 448 or -448 from torch 2.13 on at the latest, and NaN
+# What is beyond the range of float8_e4m3fn is 448 or -448 from torch 2.13 on at the latest, and NaN
 # in torch 2.11.
 FLOAT8_SATURATES = _MINOR >= (2, 13)
 # torch 2.11 has the name of the default backend of `torch.compile` as the default of an argument.
@@ -37,8 +37,9 @@ def mark_started() -> None:
     if _MINOR >= (2, 13):
         return
     # torch 2.11: it does nothing until the device's module has been asked to start itself.
-    if not hasattr(torch.tpu, "_lazy_init"):
-        setattr(torch.tpu, "_lazy_init", lambda: None)  # noqa: B010 (not in the module's type)
+    module: Any = torch.get_device_module("tpu")
+    if not hasattr(module, "_lazy_init"):
+        module._lazy_init = lambda: None
     torch.accelerator.current_device_index()
 
 

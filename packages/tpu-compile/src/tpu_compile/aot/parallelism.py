@@ -178,7 +178,6 @@ def _states(model: Module) -> list[Any]:
 @contextmanager
 def _without_communication(state: Any) -> Iterator[None]:
     """The modules of a state with hooks that convert inputs and outputs, and do nothing else."""
-
     policy = state._mp_policy
 
     def before(_: Module, args: Any, kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import imports
+from tpu_core import imports, torch_compat
 from tpu_core.device import sparse
 
 
@@ -19,6 +19,7 @@ def install() -> None:
     """
     # PyTorch's default for PrivateUse1 is float16.
     torch.set_autocast_dtype("tpu", torch.bfloat16)
+    torch_compat.name_profiler_activity("TPU")
     _print_with_one_transfer()
     _settable_eager_mode()
     _hook_optimizers()
