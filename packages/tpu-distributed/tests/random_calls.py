@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as funcol
 
 from random_cases import Case
 from rank_tensors import DEVICE
+from tpu_core.torch_compat import functional_collective
 
 _FACTOR = 0.5
 _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -309,13 +310,18 @@ def _functional_all_reduce(a: Attempt) -> None:
     )
 
 
+def _as_taken(x: torch.Tensor) -> torch.Tensor:
+    # Functional collectives of torch 2.11 take contiguous tensors alone.
+    return x if hasattr(funcol, "all_gather_single") else x.contiguous()
+
+
 def _functional_reduce_scatter(a: Attempt) -> None:
     if a.case.op == "PREMUL_SUM":
         return
     whole = (3, 2 * a.size)
     x = a.given(a.values(a.me, shape=whole))
     expected = a.reduced(a.everyones(shape=whole)).chunk(a.size, 1)[a.me]
-    result = funcol.reduce_scatter_single(x, a.case.op.lower(), 1, a.group)
+    result = functional_collective("reduce_scatter")(_as_taken(x), a.case.op.lower(), 1, a.group)
     a.returned(result, expected)
 
 
@@ -323,7 +329,10 @@ def _functional_all_gather(a: Attempt) -> None:
     shape = (2, *a.case.shape)
     x = a.given(a.values(a.me, shape=shape))
     dim = a.case.root % len(shape)
-    a.returned(funcol.all_gather_tensor(x, dim, a.group), torch.cat(a.everyones(shape=shape), dim))
+    a.returned(
+        funcol.all_gather_tensor(_as_taken(x), dim, a.group),
+        torch.cat(a.everyones(shape=shape), dim),
+    )
 
 
 def _functional_all_to_all(a: Attempt) -> None:

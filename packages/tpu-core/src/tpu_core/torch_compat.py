@@ -37,7 +37,7 @@ def mark_started() -> None:
     if _MINOR >= (2, 13):
         return
     # torch 2.11: it does nothing until the device's module has been asked to start itself.
-    module: Any = vars(torch)["tpu"]
+    module: Any = torch.get_device_module("tpu")
     if not hasattr(module, "_lazy_init"):
         module._lazy_init = lambda: None
     torch.accelerator.current_device_index()

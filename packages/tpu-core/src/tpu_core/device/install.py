@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import import_hooks
+from tpu_core import import_hooks, torch_compat
 from tpu_core.device import layouts
 
 
@@ -20,6 +20,7 @@ def install() -> None:
     """
     # PyTorch's default for PrivateUse1 is float16.
     torch.set_autocast_dtype("tpu", torch.bfloat16)
+    torch_compat.name_profiler_activity("TPU")
     _print_with_one_transfer()
     _settable_eager_mode()
     _hook_optimizers()
