@@ -161,6 +161,14 @@ class Config:
         "there is one.",
         "auto",
     )
+    checks: str = _setting(
+        "TPU_CHECKS",
+        choice("default", "all", "off"),
+        "Which values a program checks that PyTorch's CPU kernels check; the next read raises the "
+        "error. `default`: indices and class labels. `all`: integer divisors and probabilities, "
+        "too.",
+        "default",
+    )
     verify: str = _setting(
         "TPU_VERIFY",
         VERIFY,

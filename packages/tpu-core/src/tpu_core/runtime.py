@@ -89,7 +89,7 @@ def _start() -> Runtime:
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import garbage
-    from tpu_core.recorder import variants
+    from tpu_core.recorder import checked, variants
 
     logs.configure()
     client = pjrt.start()
@@ -112,7 +112,8 @@ def _start() -> Runtime:
     _C.set_internal_prefixes(tuple(_internal))
     _C.set_default_mode(modes.current().native())
     tiers.choose(client)
-    on_reload(_choose_tiers)
+    checked.choose()
+    on_reload(_choose)
     memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
@@ -124,9 +125,12 @@ def _start() -> Runtime:
     return runtime
 
 
-def _choose_tiers() -> None:
+def _choose() -> None:
     if _state is not None:
+        from tpu_core.recorder import checked
+
         tiers.choose(_state.client)
+        checked.choose()
 
 
 def _serve(client: Any, builder: Any) -> None:
@@ -136,7 +140,7 @@ def _serve(client: Any, builder: Any) -> None:
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
-    from tpu_core.recorder import describe, miss
+    from tpu_core.recorder import checked, describe, miss
 
     devices = client.devices
     callbacks = {
@@ -167,6 +171,9 @@ def _serve(client: Any, builder: Any) -> None:
         "event_query": synchronization.Marker.query,
         "event_synchronize": synchronization.Marker.synchronize,
         "event_elapsed": synchronization.Marker.elapsed,
+        "combine_words": checked.combination,
+        "check_failed": checked.failure,
+        "read_words": checked.read,
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
     }

@@ -5,8 +5,9 @@ goes with it; the faults of releases are in `tpu_core.pjrt.known_faults`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from jax._src import core as jax_core
 from jax.extend.core import JaxprEqn
 
 T = TypeVar("T")
@@ -21,3 +22,8 @@ def parts_of_scan(scan: JaxprEqn, operands: Sequence[T]) -> tuple[list[T], list[
         return list(operands[:first]), list(operands[first:then]), list(operands[then:])
     consts, carry, xs = map(list, params["ft_in"].update(operands).unpack())
     return consts, carry, xs
+
+
+def current_trace() -> Any:
+    """What JAX traces now: an object of its own inside each loop, branch and jitted function."""
+    return jax_core.trace_ctx.trace

@@ -107,6 +107,11 @@ class GraphCompute:
         return overload_name(self._op)
 
     @property
+    def ops(self) -> list[str]:
+        """Names of the overloads whose lowerings it calls."""
+        return [str(n.target) for n in self._graph.graph.nodes if n.op == "call_function"]
+
+    @property
     def out(self) -> tuple[Any, ...]:
         """What its results are."""
         return self._out
