@@ -331,10 +331,14 @@ def test_indices_that_are_all_right():
     assert x[x > 4].tolist() == [5.0, 6.0, 7.0, 8.0]
 
 
-def test_other_modes_clamp_in_silence():
-    with torch.tpu.set_eager_mode("strict"):
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_other_modes_raise_at_the_next_read(mode: str):
+    with torch.tpu.set_eager_mode(mode):
         x = torch.arange(3.0, device="tpu")
-        x[torch.tensor([7], device="tpu")].tolist()  # some element, and no crash
+        y = x[torch.tensor([7], device="tpu")]
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            y.tolist()
+        y.tolist()  # some element, and no crash
 
 
 def test_debug_mode_keeps_inputs_and_gives_the_same_results():

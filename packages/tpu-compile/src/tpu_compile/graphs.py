@@ -41,6 +41,7 @@ from tpu_core.padding.segment_signature import is_tracing
 from tpu_core.padding.sizes import NotPaddableError
 from tpu_core.padding.synthetic import register_dynamic_graph
 from tpu_core.recorder import decompose
+from tpu_core.recorder.checked import stands_for
 from tpu_core.recorder.functional_variants import overload_name
 from tpu_core.runtime import hide_lines_of
 
@@ -299,6 +300,7 @@ def _define() -> None:
     _libraries.append(library)
     register(_NAME, _lower, identity=_identity)
     register_dynamic_graph(_NAME, GRAPHS.__getitem__)
+    stands_for(_NAME, lambda plan: GRAPHS[plan.argument("key")].ops)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library

@@ -161,6 +161,14 @@ class Config:
         "there is one.",
         "auto",
     )
+    checks: str = _setting(
+        "TPU_CHECKS",
+        choice("default", "all", "off"),
+        "Values that a program checks as PyTorch's CPU kernels do; the next read raises the "
+        "error. `default`: indices and class labels. `all`: integer divisors and probabilities, "
+        "too.",
+        "default",
+    )
     verify: str = _setting(
         "TPU_VERIFY",
         VERIFY,

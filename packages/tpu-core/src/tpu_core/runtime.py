@@ -100,7 +100,7 @@ def _start() -> Runtime:
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import garbage
-    from tpu_core.recorder import functional_variants
+    from tpu_core.recorder import checked, functional_variants
 
     logs.configure()
     client = pjrt.start()
@@ -123,7 +123,8 @@ def _start() -> Runtime:
     _C.set_internal_prefixes(tuple(_internal))
     _C.set_default_mode(modes.current().native())
     tiers.choose(client)
-    on_reload(_choose_tiers)
+    checked.choose()
+    on_reload(_choose)
     memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
@@ -136,9 +137,12 @@ def _start() -> Runtime:
     return runtime
 
 
-def _choose_tiers() -> None:
+def _choose() -> None:
     if _state is not None:
+        from tpu_core.recorder import checked
+
         tiers.choose(_state.client)
+        checked.choose()
 
 
 def _serve(client: Any, builder: Any) -> None:
@@ -148,7 +152,7 @@ def _serve(client: Any, builder: Any) -> None:
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
-    from tpu_core.recorder import op_schema, signature
+    from tpu_core.recorder import checked, op_schema, signature
 
     devices = client.devices
     callbacks = {
@@ -179,6 +183,9 @@ def _serve(client: Any, builder: Any) -> None:
         "event_query": synchronization.Marker.query,
         "event_synchronize": synchronization.Marker.synchronize,
         "event_elapsed": synchronization.Marker.elapsed,
+        "combine_words": checked.combination,
+        "check_failed": checked.failure,
+        "read_words": checked.read,
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
     }

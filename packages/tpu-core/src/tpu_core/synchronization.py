@@ -32,6 +32,7 @@ def synchronize(device: int) -> None:
         _wait_for(array, device)
     _wait_for(_C.newest_array(device), device)
     HOST_COPIES.finish(device)
+    _C.raise_checks(device, _C.launches())
 
 
 def _queued() -> list[Any]:
@@ -92,6 +93,7 @@ class Marker:
     timed: bool
     done: threading.Event | None = None
     time: float = 0.0
+    launch: int = 0
 
     @staticmethod
     def record(device: int, timed: bool) -> Marker:
@@ -114,6 +116,7 @@ class Marker:
             _C.flush_all(self.device, "event")
             self.arrays = [*_queued(), _C.newest_array(self.device)]
             self.copies = HOST_COPIES.pending(self.device)
+            self.launch = _C.launches()
         return self.arrays
 
     def _finish(self) -> None:
@@ -142,6 +145,7 @@ class Marker:
         self._block()
         if self.done:
             self.done.wait()
+        _C.raise_checks(self.device, self.launch)
 
     def elapsed(self, end: Marker) -> float:
         """Milliseconds between two timed markers."""

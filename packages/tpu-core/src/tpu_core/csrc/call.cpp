@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include "checks.h"
 #include "device.h"
 #include "tensors.h"
 
@@ -374,6 +375,7 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
   c.hasher.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   if (d.jax_settings) c.hasher.add(c.jax_settings);
   if (d.precision) c.hasher.add(matmul_precision());
+  if (d.checks) c.hasher.add(100 + static_cast<uint64_t>(checks()));
   if (const auto chosen = g_implementations.load(std::memory_order_relaxed)) c.hasher.add(chosen);
   // An integer tensor and 0.1 make 64-bit floats, too.
   c.wide = d.wide_numbers || c10::get_default_dtype_as_scalartype() == at::kDouble;

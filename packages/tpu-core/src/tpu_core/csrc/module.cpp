@@ -1,6 +1,7 @@
 // The Python module `tpu_core._C`.
 #include "call.h"
 #include "callable.h"
+#include "checks.h"
 #include "defined_ops.h"
 #include "device.h"
 #include "host_kernels.h"
@@ -295,6 +296,12 @@ PYBIND11_MODULE(_C, m) {
   register_process_group(m);
   register_promises(m);
   register_ring(m);
+  m.def("set_checks", &set_checks);
+  m.def("checks", &checks);
+  m.def("launches", &launches);
+  m.def("raise_checks", [](int device, uint64_t launch) {
+    raise_checks(static_cast<int16_t>(device), launch);
+  });
   m.def("set_patience", &set_patience);
   m.def("note_compile", &note_compile);
   m.def("set_tiers", [](int tiers) { set_tiers(static_cast<Tiers>(tiers)); });

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include "checks.h"
 #include "host_kernels.h"
 #include "memory.h"
 #include "pieces.h"
@@ -35,8 +36,7 @@ py::dict export_segment(
       else outputs.append(slot);
     }
     nodes.append(py::make_tuple(
-        n.signature->plan ? n.signature->plan : py::object(py::none()), operands, outputs, n.numbers,
-        describe(n.line)));
+        plan_of(n), operands, outputs, n.numbers, describe(n.line)));
   }
   py::list slots, numbers;
   for (size_t i = 0; i < s.slots.size(); ++i) {
@@ -295,11 +295,13 @@ void run(Segment& s, Cut& c) {
       // Inputs that nothing else holds: drop them first, so that memory statistics see them go.
       for (auto i : c.donated) drop_array(*s.slots[i]);
       size_t result = 0;
+      const auto launch = next_launch();
       for (auto slot : c.live) {
         while (program.outputs[result] != slot) ++result;  // the others are read by nothing
         PyObject* array = PySequence_Fast_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(result));
         Py_INCREF(array);
         s.slots[slot]->set_array(array);
+        s.slots[slot]->launch = launch;
       }
       notify_settled();
     }

@@ -9,6 +9,7 @@
 #include "promises.h"
 
 #include "call.h"
+#include "checks.h"
 #include "memory.h"
 #include "tensors.h"
 #include "trace.h"
@@ -123,6 +124,7 @@ class Promise {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
       made_->value()->set_array(array.release().ptr());
+      made_->value()->launch = launches();
     }
     made_.reset();
   }

@@ -1,4 +1,5 @@
 // Reads of device values by the host.
+#include "checks.h"
 #include "host_kernels.h"
 #include "memory.h"
 #include "program.h"
@@ -66,6 +67,24 @@ at::Tensor elements(const at::Tensor& bytes, at::ScalarType dtype) {
   return bytes.narrow(0, 0, bytes.numel() / size * size).view(dtype);
 }
 
+// What a CPU kernel made knows of no launch: it had waited for its operands.
+void raise_checks_of(const Value& value) {
+  const bool is_kernels = value.state == State::Host && tiers() != Tiers::Compiled;
+  raise_checks(value.device, is_kernels ? launches() : value.launch);
+}
+
+// A tensor on the host whose value is settled.
+at::Tensor read_settled(const at::Tensor& t, const Value& value, const char* reason) {
+  const auto& l = value.layout;
+  const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
+      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+  if (whole && value.state == State::Host) return value.host;
+  if (whole && value.state == State::Ready) return read_array(value, reason);
+  auto host = read_elements(value, reason);
+  if (host.scalar_type() != t.scalar_type()) host = elements(host.view(at::kByte), t.scalar_type());
+  return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
+}
+
 }  // namespace
 
 at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
@@ -89,7 +108,9 @@ at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
     end_host_segment(value->device);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
-  return read_elements(*value, reason).view(at::kByte);
+  auto bytes = read_elements(*value, reason).view(at::kByte);
+  raise_checks_of(*value);
+  return bytes;
 }
 
 at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
@@ -103,14 +124,9 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
     end_host_segment(value->device);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
-  const auto& l = value->layout;
-  const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
-      t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
-  if (whole && value->state == State::Host) return value->host;
-  if (whole && value->state == State::Ready) return read_array(*value, reason);
-  auto host = read_elements(*value, reason);
-  if (host.scalar_type() != t.scalar_type()) host = elements(host.view(at::kByte), t.scalar_type());
-  return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
+  auto host = read_settled(t, *value, reason);
+  raise_checks_of(*value);
+  return host;
 }
 
 py::object array_of_value(const ValuePtr& value, const char* reason) {

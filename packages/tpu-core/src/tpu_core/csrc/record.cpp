@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include "call.h"
+#include "checks.h"
 #include "device.h"
 #include "host_kernels.h"
 #include "memory.h"
@@ -128,6 +129,8 @@ std::unique_ptr<Signature> miss(
     if (meta.is_none()) s->fresh.emplace_back(std::nullopt);
     else s->fresh.emplace_back(layout_of(meta));
   }
+  s->is_checked = answer[6].cast<bool>();
+  if (s->is_checked) s->fresh.emplace_back(word_layout());
   for (auto size : answer[3]) s->list_sizes.push_back(size.cast<uint32_t>());
   for (auto constant : answer[4]) s->constants.push_back(constant.cast<int64_t>());
   s->packs.assign(c.packs.begin(), c.packs.end());
@@ -258,6 +261,7 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->precision = info["precision"].cast<bool>();
   d->wide_numbers = info["wide_numbers"].cast<bool>();
   d->divides = info["divides"].cast<bool>();
+  d->checks = info["checks"].cast<bool>();
   for (auto b : info["bounds"]) {
     auto t = b.cast<py::tuple>();
     d->bounds.push_back(
@@ -312,7 +316,14 @@ void append(Trace* trace, Call& c, const Signature* signature, Recorded& recorde
   s.refs.insert(s.refs.end(), slots.begin(), slots.end());
   s.hasher.add(signature->hash);
   for (auto slot : slots) s.hasher.add(slot);
+  const auto* word = signature->is_checked ? &signature->fresh.back() : nullptr;
   for (const auto& layout : signature->fresh) {
+    if (&layout == word) {
+      const auto slot = trace->output_slot(make_value(*layout, 0, c.device, State::Pending));
+      s.words.emplace_back(static_cast<uint32_t>(s.nodes.size()), slot);
+      s.refs.push_back(slot);
+      continue;
+    }
     if (!layout) {
       recorded.fresh.emplace_back();
       s.refs.push_back(kNoSlot);

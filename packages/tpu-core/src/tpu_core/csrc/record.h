@@ -42,6 +42,7 @@ struct OpDescription {
   bool precision = false;        // depends on the float32 matmul precision
   bool wide_numbers = false;     // float numbers travel in 64 bits
   bool divides = false;          // an integer divided by zero is an error
+  bool checks = false;           // values may be errors that a program finds (checks.h)
   std::vector<Bounds> bounds;    // of number arguments that PyTorch checks
   py::object python;             // the overload, passed back to Python on a miss
   py::object handler;            // set if Python handles every call

@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include "checks.h"
 #include "host_kernels.h"
 #include "new_state.h"
 #include "program.h"
@@ -101,6 +102,7 @@ void Segment::clear() {
   compiled_in.clear();
   shared.clear();
   former.clear();
+  words.clear();
   hasher = Hasher();
 }
 
@@ -160,6 +162,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   if (cut != kForHost) trace->tiering.end();
   if (trace->current.nodes.empty()) return;
   if (cut != kCutAtRepetition && cut != kCutAtBound) trace->cut_points.forced_cut();
+  close_checks(*trace);
   Segment segment = std::move(trace->current);
   trace->restart();
   segment.cut = cut;
@@ -184,6 +187,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
     if (is_out_of_memory(error)) roll_back(segment.former);
     throw;
   }
+  sweep_checks(segment.device);
   recycle(std::move(segment));
   drain_references();
 }

@@ -26,15 +26,16 @@ constexpr int kPacks = 4;
 
 // One recorded form of an op: overload, geometry and dtypes of inputs, static arguments.
 struct Signature {
-  enum class Kind : uint8_t { Record, Python, Resize };
+  enum class Kind : uint8_t { Record, Python, Resize, Combine };
   Hash128 hash;
   Kind kind = Kind::Record;
   std::vector<std::optional<Layout>> fresh;  // new outputs, lists flattened; nullopt: undefined
+  bool is_checked = false;                   // the last of `fresh` is a word (checks.h)
   std::vector<uint32_t> list_sizes;          // lengths of Tensor[] returns, in order
   std::vector<int64_t> constants;            // int returns, in order
   std::vector<Pack> packs;                   // one a lifted number
   std::vector<uint8_t> compiled_in;          // numbers that start as constants of the program
-  py::object plan;                           // Python's recipe for lowering the node, or the handler
+  mutable py::object plan;                   // Python's recipe for lowering the node, or the handler
 };
 
 struct Node {
@@ -58,6 +59,7 @@ struct Segment {
   std::vector<uint8_t> compiled_in; // per number
   std::unordered_map<const Value*, uint32_t> shared;  // slots of inputs that another trace reads, too
   FormerState former;               // of what the segment writes
+  std::vector<std::pair<uint32_t, uint32_t>> words;  // nodes that are checked, slots of their words
   Hasher hasher;
   int16_t device = 0;
   uint64_t stamp = 0;

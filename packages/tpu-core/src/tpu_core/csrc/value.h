@@ -65,6 +65,7 @@ struct Value final : c10::intrusive_ptr_target {
   uint64_t stamp = 0;          // the trace segment that `slot` is valid in
   uint32_t slot = 0;
   uint32_t holds = 0;          // references of collectives that wait for their turn
+  uint64_t launch = 0;         // programs that had started at its making, by launch (checks.h)
   uint32_t writers = 0;        // CPU kernels that write its memory just now
   std::shared_ptr<const Failure> failure;  // Failed
 

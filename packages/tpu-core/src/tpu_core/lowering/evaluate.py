@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from tpu_core.lowering import checks
 from tpu_core.lowering.dtypes import cast, to_numpy_dtype
 from tpu_core.lowering.implementations import implementation
 from tpu_core.lowering.registry import Lowering
@@ -40,6 +41,7 @@ def call_lowering(
     Raises:
         TypeError: The lowering returned a shape that PyTorch's meta function does not.
     """
+    given = kwargs
     fn = implementation(entry, args, kwargs)
     if entry.random:
         kwargs = {**kwargs, "key": key}
@@ -48,6 +50,7 @@ def call_lowering(
     if entry.wants_contiguous and contiguous is not None:
         kwargs = {**kwargs, "contiguous": contiguous}
     result = fn(*args, **kwargs)
+    checks.note(entry.op, args, given, result)
     if not isinstance(result, tuple):
         result = (result,)
     if len(result) != len(out):

@@ -25,7 +25,7 @@ def _adjoint(a: jax.Array) -> jax.Array:
     return jnp.conj(jnp.swapaxes(a, -1, -2))
 
 
-def _first_bad_minor(a: jax.Array) -> jax.Array:
+def first_bad_minor(a: jax.Array) -> jax.Array:
     """Order of the first leading minor that is not positive definite, 0 if all are.
 
     Elimination without pivots, a column a step; only the lower triangle is read.
@@ -57,7 +57,7 @@ def cholesky_ex(
     factor = lax.linalg.cholesky(a, symmetrize_input=False)
     failed = jnp.any(jnp.isnan(factor), axis=(-2, -1))
     info = lax.cond(
-        jnp.any(failed), lambda: _first_bad_minor(a), lambda: jnp.zeros(failed.shape, np.int32)
+        jnp.any(failed), lambda: first_bad_minor(a), lambda: jnp.zeros(failed.shape, np.int32)
     )
     factor = jnp.tril(factor)
     return (_adjoint(factor) if upper else factor), info

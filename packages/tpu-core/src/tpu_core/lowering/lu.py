@@ -64,10 +64,10 @@ def factor(a: jax.Array, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.
     else:
         packed = _factor_without_pivots(a)
         pivots = jnp.broadcast_to(lax.iota(np.int32, k) + 1, (*a.shape[:-2], k))
-    return packed, pivots, _first_zero(_diagonal(packed))
+    return packed, pivots, first_zero(_diagonal(packed))
 
 
-def _first_zero(diagonal: jax.Array) -> jax.Array:
+def first_zero(diagonal: jax.Array) -> jax.Array:
     """Position from 1 of the first 0 on a diagonal, 0 where there is none."""
     zero = diagonal == 0
     first = jnp.argmax(zero, axis=-1).astype(np.int32) + np.int32(1)

@@ -54,6 +54,7 @@ def _plan(plan: NodePlan) -> _Described:
     """
     form = [plan.op, plan.precision, str(plan.choices), str(plan.random), str(plan.order)]
     form += [plan.identity, str(plan.default_dtype), str(plan.jax_settings)]
+    form.append(str(plan.checks))
     sizes: list[int] = []
     places: list[int] = []
     arguments: list[int] = []

@@ -16,7 +16,7 @@ from typing import Protocol
 import jax
 
 from tpu_core.compiler.segment import Node, Segment, Slot
-from tpu_core.lowering import views
+from tpu_core.lowering import checks, views
 from tpu_core.lowering.views import Access
 from tpu_core.recorder.compute import LoweringCompute
 from tpu_core.recorder.plan import NodePlan
@@ -279,8 +279,10 @@ class _Reader:
                 if shapes.get(slot, s.slots[slot].shape) != read.base_sizes:
                     raise _NotDerivable
             made = graph.shapes(values)
+            if node.plan.checks:
+                made = [*made, checks.WORD.shape]
             shapes |= {k: n for k, n in zip(node.outputs, made, strict=True) if k is not None}
-            plan = _plan(node.plan, graph.numbers(values), reads, made)
+            plan = _plan(node.plan, graph.numbers(values), reads, graph.shapes(values))
             nodes.append(replace(node, plan=plan))
         slots = [Slot(x.is_input, x.dtype, shapes.get(k, x.shape)) for k, x in enumerate(s.slots)]
         return replace(s, key=f"{s.key} for {sizes}", nodes=nodes, slots=slots)
@@ -316,6 +318,7 @@ def _plan(
         plan.identity,
         plan.default_dtype,
         plan.jax_settings,
+        plan.checks,
     )
 
 

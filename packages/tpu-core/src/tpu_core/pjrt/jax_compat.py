@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from jax._src import core as jax_core
 from jax.core import Tracer
 from jax.extend.core import JaxprEqn
 
@@ -30,3 +31,8 @@ def variable_of(value: Any) -> Any | None:
     None where it is a constant indeed, as they all are in jax 0.10.
     """
     return getattr(value, "val", None) if isinstance(value, Tracer) else None
+
+
+def current_trace() -> Any:
+    """JAX's current trace: an object of its own inside each loop, branch and jitted function."""
+    return jax_core.trace_ctx.trace

@@ -107,6 +107,11 @@ class GraphCompute:
         return overload_name(self._op)
 
     @property
+    def ops(self) -> list[str]:
+        """Names of the overloads whose lowerings it calls."""
+        return [str(n.target) for n in self._graph.graph.nodes if n.op == "call_function"]
+
+    @property
     def out(self) -> tuple[Any, ...]:
         """Metadata of the results."""
         return self._out

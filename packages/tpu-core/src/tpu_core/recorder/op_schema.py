@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tpu_core.lowering.registry import Lowering
-from tpu_core.recorder import data_dependent, fallback, fastpaths, meta, suspicions
+from tpu_core.recorder import checked, data_dependent, fallback, fastpaths, meta, suspicions
 from tpu_core.recorder.decompose import decomposition_of
 from tpu_core.recorder.functional_variants import (
     OVERWRITING,
@@ -200,5 +200,6 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
         "precision": decomposed or _has_products(entry),
         "wide_numbers": overload_name(op) == "tpu.arange_.default",
         "divides": suspicions.divides(op),
+        "checks": checked.may_check(entry, decomposed),
         "handler": handler,
     }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from tpu_core.lowering import views
+from tpu_core.lowering import checks, views
 from tpu_core.lowering.dtypes import cast, default_dtype_of
 from tpu_core.lowering.implementations import Choices, as_recorded
 from tpu_core.lowering.precision import precision
@@ -77,11 +77,13 @@ class NodePlan:
         identity: Text that says what is computed where op and arguments do not.
         default_dtype: PyTorch's default dtype when the node was recorded.
         jax_settings: JAX's settings then, where the op computes a JAX function of the user's.
+        checks: The level at which its values are checked (`tpu_core.lowering.checks`). Unless it is
+            0, the node has an output more, a word, behind the new tensors.
     """
 
     __slots__ = (
-        *("choices", "compute", "default_dtype", "identity", "jax_settings", "op", "order"),
-        *("precision", "random", "reads", "sizes", "template", "writes"),
+        *("checks", "choices", "compute", "default_dtype", "identity", "jax_settings", "op"),
+        *("order", "precision", "random", "reads", "sizes", "template", "writes"),
     )
 
     def __init__(
@@ -99,6 +101,7 @@ class NodePlan:
         identity: str = "",
         default_dtype: torch.dtype = torch.float32,
         jax_settings: JaxSettings | None = None,
+        checks: int = 0,
     ) -> None:
         self.op = op
         self.template = template
@@ -113,14 +116,37 @@ class NodePlan:
         self.identity = identity
         self.default_dtype = default_dtype
         self.jax_settings = jax_settings
+        self.checks = checks
 
     def lower(self, operands: Sequence[jax.Array], numbers: Iterator[Any]) -> list[jax.Array]:
-        """The node's outputs, new tensors first, then the new values of written storages.
+        """The node's outputs: new tensors, a word, the new values of written storages.
 
         Args:
             operands: Values of the storages read, then of those partly overwritten.
             numbers: The node's runtime scalars in the order in which the extension found them.
         """
+        if self.checks:
+            return self.checked(operands, numbers, self.checks)[0]
+        return self._lower(operands, numbers, list)
+
+    def checked(
+        self, operands: Sequence[jax.Array], numbers: Iterator[Any], level: int
+    ) -> tuple[list[jax.Array], checks.Findings]:
+        """`lower` with a word, and what that is made of.
+
+        Args:
+            operands, numbers: As of `lower`.
+            level: At which level to check.
+        """
+        with checks.checking(level) as findings:
+            return self._lower(operands, numbers, lambda: [findings.word()]), findings
+
+    def _lower(
+        self,
+        operands: Sequence[jax.Array],
+        numbers: Iterator[Any],
+        word: Callable[[], list[jax.Array]],
+    ) -> list[jax.Array]:
         positional, keywords, write_starts = self.arguments(
             operands, numbers, views.read, cast, jnp.zeros
         )
@@ -145,7 +171,7 @@ class NodePlan:
                 continue
             base = written[access.chained] if access.chained >= 0 else next(bases)
             written.append(views.write(base, access, value, starts))
-        return outputs[:fresh] + written
+        return outputs[:fresh] + word() + written
 
     def overwritten(self, operands: Sequence[int]) -> list[int | None]:
         """For each write, which of ``operands`` the storage held before; None: it is not read."""

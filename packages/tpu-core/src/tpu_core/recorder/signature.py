@@ -17,7 +17,7 @@ from tpu_core.lowering.registry import Lowering
 from tpu_core.lowering.views import Access
 from tpu_core.pjrt import jax_settings
 from tpu_core.pjrt.jax_settings import JaxSettings
-from tpu_core.recorder import compute, data_dependent, decompose, fallback, plan, trial
+from tpu_core.recorder import checked, compute, data_dependent, decompose, fallback, plan, trial
 from tpu_core.recorder.dynamic_arguments import sizes_of
 from tpu_core.recorder.error_parity import Refused
 from tpu_core.recorder.functional_variants import (
@@ -118,7 +118,8 @@ def new_signature(
 
     Returns:
         (kind, plan or handler, geometry of each new output, lengths of list returns, int returns,
-        identity): the last is hashed where op and arguments do not say what is computed.
+        identity, whether it is checked): the identity is hashed where op and arguments do not say
+        what is computed.
     """
     entry = lowering_of(op)
     if (dynamic := data_dependent.needs_python(op, args)) is not None:
@@ -219,7 +220,8 @@ def new_signature(
     )
     if not trial.lowers(node, packs):
         return PYTHON, Refused(op).run, (), (), ()
-    return RECORD, node, fresh, lists, constants, identity
+    node.checks = checked.level_of(node)
+    return RECORD, node, fresh, lists, constants, identity, node.checks > 0
 
 
 def _identity(entry: Lowering | None, args: tuple[Any, ...], settings: JaxSettings | None) -> str:

@@ -1,0 +1,221 @@
+"""Checks beside lowerings: what a program finds out about values that PyTorch's kernels reject.
+
+XLA cannot raise. So a program whose ops are checked has one output more, a word of two integers:
+which check failed, counted from 1, or 0 if none did, and the value that is to blame. The next read
+of the device looks at it (``csrc/checks.h``, `tpu_core.recorder.checked`).
+
+A check is a function with the arguments of the op's lowering, and with what that returned where it
+has a parameter ``result``. It yields a `Finding` for each thing that may be wrong. It is traced
+with the lowering, and again where the word says that something is: the error's text follows from
+shapes and the value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpu_core.lowering.registry import lowering
+from tpu_core.pjrt.jax_compat import current_trace
+
+OFF, DEFAULT, ALL = range(3)
+"""Levels, of which the extension knows the numbers: see ``TPU_CHECKS``."""
+
+# The place of a node among those of a word stands above the number of its check (csrc/checks.cpp).
+_NODE_SHIFT = 20
+# More words are searched for the first that says something; fewer are compared one by one.
+_MANY = 64
+WORD = jax.ShapeDtypeStruct((2,), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A possible error in an op's values.
+
+    Attributes:
+        bad: Whether it is: a boolean of no dims.
+        value: An integer to name in the error.
+        error: The error, from that integer.
+    """
+
+    bad: Any
+    value: Any
+    error: Callable[[int], Exception]
+
+
+Check = Callable[..., Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A check as it was declared.
+
+    Attributes:
+        fn: The function.
+        level: The least level that has it.
+        applies: Whether it has anything to look at in a call, from the call's `NodePlan`.
+        takes_result: Whether ``fn`` takes ``result``.
+    """
+
+    fn: Check
+    level: int
+    applies: Callable[[Any], bool]
+    takes_result: bool
+
+
+CHECKS: dict[str, Entry] = {}
+
+
+def has_indices(plan: Any) -> bool:
+    """True if a call has an integer tensor with elements; those of 8 bits are masks."""
+    return any(
+        a.dtype.kind in "iu" and a.dtype.itemsize > 1 and 0 not in a.sizes for a in plan.reads
+    )
+
+
+def has_elements(plan: Any) -> bool:
+    """True if every tensor of a call has elements."""
+    return all(0 not in a.sizes for a in plan.reads)
+
+
+def check(
+    *ops: str, level: int = DEFAULT, applies: Callable[[Any], bool] = has_indices
+) -> Callable[[Check], Check]:
+    """Declare the check of functional overloads.
+
+    Args:
+        ops: Full names of overloads (``"aten.take.default"``).
+        level: The least level that has it.
+        applies: Whether it has anything to look at in a call. It sees the call's `NodePlan`, and
+            nothing is traced for it: a program that is there already needs no trace.
+    """
+
+    def decorate(fn: Check) -> Check:
+        takes_result = "result" in inspect.signature(fn).parameters
+        for op in ops:
+            CHECKS[op] = Entry(fn, level, applies, takes_result)
+        return fn
+
+    return decorate
+
+
+def has_check(op: str, level: int) -> bool:
+    """True if calls of an overload may be checked at a level."""
+    found = CHECKS.get(op)
+    return found is not None and found.level <= level
+
+
+class Findings:
+    """Results of the checks of one node while it is traced.
+
+    Attributes:
+        found: The op and what may be wrong with it, in order.
+    """
+
+    def __init__(self, level: int) -> None:
+        self._level, self._trace = level, current_trace()
+        self.found: list[tuple[str, list[Any], Finding]] = []
+
+    def add(self, op: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Check a call, unless it is inside a loop or branch: nothing there can be an output."""
+        entry = CHECKS[op]
+        if entry.level > self._level or current_trace() is not self._trace:
+            return
+        tensors = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)]
+        avals = [jax.typeof(x) for x in tensors]
+        if entry.takes_result:
+            kwargs = {**kwargs, "result": result}
+        self.found += [(op, avals, finding) for finding in entry.fn(*args, **kwargs)]
+
+    def word(self) -> jax.Array:
+        """The word of the node: its first check that failed."""
+        code, value = np.int64(0), np.int64(0)
+        for i, (_, _, finding) in reversed(list(enumerate(self.found, 1))):
+            code = jnp.where(finding.bad, np.int64(i), code)
+            value = jnp.where(finding.bad, jnp.asarray(finding.value, np.int64), value)
+        return jnp.stack([jnp.asarray(code), jnp.asarray(value)])
+
+
+_current: ContextVar[Findings | None] = ContextVar("tpu_findings", default=None)
+
+
+@contextmanager
+def checking(level: int) -> Iterator[Findings]:
+    """Have the lowerings that are called in the block checked."""
+    findings = Findings(level)
+    token = _current.set(findings)
+    try:
+        yield findings
+    finally:
+        _current.reset(token)
+
+
+def note(op: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+    """Check a call of an overload's lowering, if asked to."""
+    if op in CHECKS and (findings := _current.get()) is not None:
+        findings.add(op, args, kwargs, result)
+
+
+@lowering("tpu.combine_words.default")
+def combine_words(words: list[jax.Array]) -> jax.Array:
+    """The first of several words that says that something is wrong, with its place among them."""
+    if len(words) <= _MANY:
+        found = words[-1] + np.array([(len(words) - 1) << _NODE_SHIFT, 0])
+        for place, word in reversed(list(enumerate(words[:-1]))):
+            moved = word + np.array([place << _NODE_SHIFT, 0])
+            found = jnp.where(word[:1] != 0, moved, found)
+        return jnp.where(found[:1] & ((1 << _NODE_SHIFT) - 1) != 0, found, np.int64(0))
+    rows = jnp.stack(words)
+    first = jnp.argmax(rows[:, 0] != 0)
+    row = rows[first]
+    place = jnp.where(row[0] != 0, first << _NODE_SHIFT, np.int64(0))
+    return row + jnp.stack([place, jnp.zeros_like(place)])
+
+
+def out_of_range(
+    index: jax.Array,
+    low: int,
+    high: int,
+    error: Callable[[int], Exception],
+    counted: jax.Array | None = None,
+    wraps: bool = False,
+) -> Iterator[Finding]:
+    """A finding for an element that is outside of [low, high): a negative one if there is one.
+
+    Args:
+        index: Integers.
+        low, high: What is in range.
+        error: The error, from the element.
+        counted: Where an element counts; everywhere unless given.
+        wraps: Whether ``high`` elements below are in range, too; ``low`` is 0 then.
+    """
+    if index.size == 0:
+        return
+    # One maximum, as each reduction is a kernel to compile: what is below is large without a sign.
+    # No constant is negative: on padded arrays it may be a size.
+    shift = high if wraps else -low
+    index = index.astype(np.int64)
+    if counted is not None:
+        index = jnp.where(counted, index, np.int64(low))
+    shifted = index + np.int64(shift) if shift else index
+    most = jnp.max(shifted.astype(np.uint64))
+    bad = most >= np.uint64(high + shift)
+    yield Finding(bad, most.astype(np.int64) - np.int64(shift), error)
+
+
+def fixed(kind: Callable[[str], Exception], text: str) -> Callable[[int], Exception]:
+    """An error that names no value."""
+    return functools.partial(_fixed, kind, text)
+
+
+def _fixed(kind: Callable[[str], Exception], text: str, _: int) -> Exception:
+    return kind(text)
