@@ -55,7 +55,7 @@ def test_an_interrupt_ends_the_wait_for_the_compiler() -> None:
         def slow(*args):
             began.append(1)
             # As XLA does: one call, without the GIL.
-            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1_000_000)
+            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 8_000_000)
             ended.append(1)
             return compile_module(*args)
 
@@ -84,7 +84,7 @@ def test_an_interrupt_ends_the_wait_for_another_thread() -> None:
 
         def slow(*args):
             entered.set()
-            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1_000_000)
+            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 8_000_000)
             ended.append(1)
             return compile_module(*args)
 
