@@ -23,7 +23,7 @@ from tpu_core.errors import (
 )
 from tpu_core.pjrt import distributed
 from tpu_distributed.dispatcher import SENDER, Task
-from tpu_distributed.flight_recorder import report
+from tpu_distributed.flight_records import report
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("tpu", RANK)

@@ -16,7 +16,7 @@ import pytest
 
 import many_jobs
 import spawn
-from tpu_distributed.flight_recorder import recorder
+from tpu_distributed.flight_records import recorder
 
 JOBS = 100
 SHARED_MEMORY = Path("/dev/shm")

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import spawn
-from tpu_distributed.flight_recorder.cli import app
+from tpu_distributed.flight_records.cli import app
 
 PAGES = Path(__file__).parents[3] / "docs" / "tutorials"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")

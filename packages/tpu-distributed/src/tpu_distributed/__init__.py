@@ -8,7 +8,7 @@ from tpu_distributed._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tpu_distributed.comm_hooks import bf16_compression_hook as bf16_compression_hook
-    from tpu_distributed.flight_recorder.recorder import FlightRecorder
+    from tpu_distributed.flight_records.recorder import FlightRecorder
     from tpu_distributed.prefetching import prefetch as prefetch
     from tpu_distributed.spmd_region import spmd as spmd
     from tpu_distributed.torus import torus_order as torus_order
@@ -33,7 +33,7 @@ def flight_recorder() -> FlightRecorder:
         >>> tpu_distributed.flight_recorder().dump("flights")
         PosixPath('flights/rank-0.json')
     """
-    from tpu_distributed.flight_recorder.recorder import RECORDER
+    from tpu_distributed.flight_records.recorder import RECORDER
 
     return RECORDER
 

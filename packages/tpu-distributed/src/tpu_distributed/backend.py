@@ -10,7 +10,7 @@ from tpu_core import _C
 from tpu_core.pjrt import distributed
 from tpu_core.runtime import runtime
 from tpu_distributed import slices, world
-from tpu_distributed.flight_recorder.recorder import RECORDER
+from tpu_distributed.flight_records.recorder import RECORDER
 from tpu_distributed.group import Group
 from tpu_distributed.rendezvous import Rendezvous
 

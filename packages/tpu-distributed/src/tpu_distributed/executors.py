@@ -12,7 +12,7 @@ import torch
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed.connections import Reduced
-from tpu_distributed.flight_recorder.recorder import Record
+from tpu_distributed.flight_records.recorder import Record
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.rendezvous import Rendezvous
 

@@ -21,7 +21,7 @@ from tpu_core.pjrt.client import Loaded
 from tpu_distributed import messages, ragged, spmd_region, traced_collectives
 from tpu_distributed.dispatcher import SENDER, Task
 from tpu_distributed.executors import CollectiveExecutor, HostExecutor, OnDevices
-from tpu_distributed.flight_recorder.recorder import Record
+from tpu_distributed.flight_records.recorder import Record
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.rendezvous import CollectiveCall, Rendezvous
 from tpu_distributed.slices import Groups, OnWholeSlice, Whole, whole_of

@@ -30,7 +30,7 @@ from tpu_core.errors import (
 )
 from tpu_distributed import addresses, mismatch_report, split_sizes
 from tpu_distributed.connections import Connections, Heard, Reduced
-from tpu_distributed.flight_recorder.recorder import RECORDER, Record
+from tpu_distributed.flight_records.recorder import RECORDER, Record
 from tpu_distributed.split_sizes import Sizes
 
 # How much of an array a message of the control connection takes along: what costs next to nothing.

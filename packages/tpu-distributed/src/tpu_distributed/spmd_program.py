@@ -26,7 +26,7 @@ from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.client import Loaded
 from tpu_distributed import spmd_region
 from tpu_distributed.dispatcher import SENDER
-from tpu_distributed.flight_recorder.recorder import RECORDER, Record
+from tpu_distributed.flight_records.recorder import RECORDER, Record
 from tpu_distributed.rendezvous import Agreement, Rendezvous, fingerprint_of
 from tpu_distributed.traced_collectives import NAME, group_of, recorded_of
 from tpu_distributed.work import Collective

@@ -12,7 +12,7 @@ from tpu_core import _C
 from tpu_core.xla_status import map_xla_error
 from tpu_distributed.dispatcher import SENDER
 from tpu_distributed.executors import CollectiveExecutor
-from tpu_distributed.flight_recorder.recorder import RECORDER, Record
+from tpu_distributed.flight_records.recorder import RECORDER, Record
 from tpu_distributed.rendezvous import Rendezvous
 
 

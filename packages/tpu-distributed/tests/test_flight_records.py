@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 from tpu_core.config import override
-from tpu_distributed.flight_recorder import report
-from tpu_distributed.flight_recorder.cli import app
-from tpu_distributed.flight_recorder.recorder import FlightRecorder
+from tpu_distributed.flight_records import report
+from tpu_distributed.flight_records.cli import app
+from tpu_distributed.flight_records.recorder import FlightRecorder
 from tpu_distributed.rendezvous import CollectiveCall
 
 X = CollectiveCall("all_reduce", "sum", (((4,), torch.float32),))

@@ -26,7 +26,7 @@ def flights(
     A process writes its file when a collective fails, or when the program calls
     `tpu_distributed.flight_recorder().dump()`. Exit code 1 where ranks part.
     """
-    from tpu_distributed.flight_recorder import report
+    from tpu_distributed.flight_records import report
 
     # In a file or a pipe a table is not broken to a terminal's width.
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDTH)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tpu_distributed.flight_recorder.recorder import VERSION
+from tpu_distributed.flight_records.recorder import VERSION
 
 # A group of processes: its name, and its ranks.
 Group = tuple[str, tuple[int, ...]]
