@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,9 +44,17 @@ def case_killed() -> None:
 def case_smaller() -> None:
     assert (kept["model"] + 1).tolist() == [7.0] * 3
     dist.destroy_process_group()
-    port = int(os.environ["MASTER_PORT"]) + 1
     rank = RANK - (RANK > LOST)
-    store = dist.TCPStore("localhost", port, is_master=rank == 0)
+    # A port that the system chose: one that is named beforehand may be another process' by now.
+    told = Path(os.environ["TPU_FLIGHT_DIR"]) / "port"
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        told.with_suffix(".new").write_text(str(store.port))
+        told.with_suffix(".new").rename(told)
+    else:
+        while not told.exists():
+            time.sleep(0.05)
+        store = dist.TCPStore("localhost", int(told.read_text()), is_master=False)
     dist.init_process_group(store=store, rank=rank, world_size=SIZE - 1)
     dist.all_reduce(kept["model"])
     assert kept["model"].tolist() == [12.0] * 3
