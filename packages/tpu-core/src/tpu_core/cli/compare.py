@@ -105,6 +105,7 @@ def _outermost_calls(function: Callable[[Any, Any, Any], None]) -> Iterator[None
         finally:
             inside = False
 
+    # mypy has no word for a method that is replaced, here for a block.
     torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
     try:
         yield

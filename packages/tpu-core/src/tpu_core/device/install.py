@@ -79,6 +79,7 @@ def _export_by_dlpack() -> None:
 
         return interop.dlpack_device(self)
 
+    # mypy has no word for a method that is replaced; PyTorch has no hook for these two.
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
 
