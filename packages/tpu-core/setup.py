@@ -101,6 +101,7 @@ def extension() -> CppExtension:
     return CppExtension(
         f"tpu_core._extensions.{EXTENSION.build_of(MINOR).parent.name}._C",
         translation_units(),
+        include_dirs=[str(Path(torch.__file__).parent / "include" / "kineto")],  # of the profiler
         depends=sorted(str(p.relative_to(HERE)) for p in parts),
         extra_compile_args=["-O2", "-g0", "-std=c++20", "-fvisibility=hidden"],
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -85,6 +87,8 @@ def initialize() -> Runtime:
             _state = _start()
         _owner = os.getpid()
     torch_compat.mark_started()
+    if profiler := sys.modules.get("tpu_core.profiler.collection"):
+        profiler.device_started()
     return _state
 
 
@@ -166,6 +170,7 @@ def _serve(client: Any, builder: Any) -> None:
         "check_memory": memory_limit.check_program,
         "check_allocation": memory_limit.check_allocation,
         "wait_for": interruptible.wait_for,
+        "wait_until_ready": _wait_until_ready,
         "segment_failed": programs.segment_failed,
         "inspect": _inspect,
         "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
@@ -283,6 +288,15 @@ def hide_lines_of(file: str) -> None:
 def runtime() -> Runtime:
     """The running device, started if need be."""
     return initialize()
+
+
+def _wait_until_ready(array: Any) -> None:
+    """Wait for a result; what it failed with is raised where it is read."""
+    from tpu_core.interruptible import wait_for
+
+    with contextlib.suppress(Exception):
+        wait_for(array)
+        array.block_until_ready()
 
 
 def _inspect(

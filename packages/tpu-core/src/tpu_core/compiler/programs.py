@@ -58,6 +58,7 @@ class Program:
         aliased_bytes: Of the outputs, what takes the memory of an argument.
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
+        executable: The PJRT executable, where there is one.
     """
 
     execute: Any
@@ -68,6 +69,7 @@ class Program:
     ops: int
     line: str
     compiled_in: list[bool] | None = None
+    executable: Any = None
 
 
 _forbidden = 0  # blocks that forbid compiling, in any thread
@@ -301,6 +303,7 @@ class ProgramBuilder:
             key,
             len(s.nodes),
             _last_line(s) or "",
+            executable=loaded.executable,
         )
 
     def key(self, s: Segment, segment: str, constants: list[float | int | None]) -> str:

@@ -156,7 +156,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 continue
             operands = [values[i] for i in node.operands]
             try:
-                with jax.named_scope(node.label), recording_selections() as uses:
+                with jax.named_scope(f"{node.label}#{i}"), recording_selections() as uses:
                     results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
             except KernelRuleError as error:
                 raise error.at(node.line) from None

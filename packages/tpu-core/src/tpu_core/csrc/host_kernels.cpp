@@ -3,6 +3,7 @@
 #include "device.h"
 #include "lines.h"
 #include "memory.h"
+#include "profiler.h"
 #include "program.h"
 #include "tensors.h"
 #include "threads.h"
@@ -404,7 +405,9 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
   const bool under_way = ++counters().host_ops == kFirstOps;
-  if (is_differentiated({args_, n})) user_line();  // the line of the backward ops too
+  // The line of the backward ops too.
+  const Line line = is_profiling() || is_differentiated({args_, n}) ? user_line() : Line{};
+  const int64_t started = is_profiling() ? profiler_time() : 0;
   const Writing writing(c);
   lock.unlock();
   try {
@@ -414,6 +417,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   } catch (const c10::NotImplementedError&) {
     return {};  // of the dtype: a lowering may have it, or raises the same in the device's name
   }
+  if (started) note_host_op(d_.name, line, c.device, started);
   if (under_way) {
     py::gil_scoped_acquire gil;
     callback("resume_collector")();

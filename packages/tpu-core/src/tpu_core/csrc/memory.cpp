@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include "profiler.h"
 #include "python.h"
 #include "tensors.h"
 #include "threads.h"
@@ -284,7 +285,7 @@ std::vector<ValuePtr> live_values() {
   return values;
 }
 
-void account(int16_t device, int64_t bytes) {
+void account(int16_t device, int64_t bytes, const void* value) {
   auto& s = g_stats[device];
   const int64_t now = s.current += bytes;
   if (bytes >= 0) {
@@ -297,6 +298,10 @@ void account(int16_t device, int64_t bytes) {
     ++s.count_out;
     --s.count;
   }
+  if (is_profiling())
+    c10::reportMemoryUsageToProfiler(
+        const_cast<void*>(value), bytes, static_cast<size_t>(now), static_cast<size_t>(now),
+        {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)});
 }
 
 void note_peak(int16_t device, int64_t bytes) { raise_to(g_stats[device].peak, bytes); }

@@ -24,7 +24,7 @@ Cell* cell_of_address(const void* ptr);  // the live storage that starts there, 
 std::vector<ValuePtr> live_values();     // of every storage
 
 // Statistics: `bytes` enter (or leave) device memory; `note_peak` counts what a program held while it ran.
-void account(int16_t device, int64_t bytes);
+void account(int16_t device, int64_t bytes, const void* value);
 void note_peak(int16_t device, int64_t bytes);
 int64_t allocated_bytes(int16_t device);
 void note_out_of_memory(int16_t device);

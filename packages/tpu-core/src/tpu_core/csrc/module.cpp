@@ -9,6 +9,7 @@
 #include "list_calls.h"
 #include "memory.h"
 #include "process_group.h"
+#include "profiler.h"
 #include "program.h"
 #include "promises.h"
 #include "ring.h"
@@ -296,6 +297,7 @@ PYBIND11_MODULE(_C, m) {
   register_process_group(m);
   register_promises(m);
   register_ring(m);
+  register_profiler(m);
   m.def("set_checks", &set_checks);
   m.def("checks", &checks);
   m.def("launches", &launches);

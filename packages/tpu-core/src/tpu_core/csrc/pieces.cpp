@@ -53,6 +53,8 @@ Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
       part.compiled_in.push_back(s.compiled_in[k]);
     }
     part.nodes.push_back(node);
+    if (!s.correlations.empty())
+      part.correlations.push_back(i < s.correlations.size() ? s.correlations[i] : 0);
   }
   return part;
 }

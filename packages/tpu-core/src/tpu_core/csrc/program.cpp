@@ -4,6 +4,7 @@
 #include "host_kernels.h"
 #include "memory.h"
 #include "pieces.h"
+#include "profiler.h"
 #include "threads.h"
 
 #include <algorithm>
@@ -76,7 +77,9 @@ void upload_host_inputs(Segment& s) {
   for (size_t i = 0; i < s.slots.size(); ++i) {
     auto& v = s.slots[i];
     if (!s.is_input[i] || v->state != State::Host) continue;
+    const int64_t started = transfer_time();
     py::object array = callback("device_put")(py::cast(v->host.contiguous()), s.device);
+    note_transfer(true, static_cast<int64_t>(v->nbytes), s.device, started);
     v->set_array(array.release().ptr());
   }
 }
@@ -215,7 +218,7 @@ void check_memory(const Segment& s, const Program& p) {
 
 // The array of a value that nothing else holds; its layout stays, for what is said of the segment.
 void drop_array(Value& v) {
-  if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes));
+  if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes), &v);
   v.accounted = false;
   v.state = State::Uninitialized;
   release_reference(std::exchange(v.array, nullptr), 0);
@@ -247,7 +250,10 @@ py::object results_of(Segment& s, Cut& c) {
     s.former.release();
     const int64_t most = allocated_bytes(s.device) + memory_of(s, program);
     const auto started = std::chrono::steady_clock::now();
-    auto results = execute(program, s);
+    auto results = [&] {
+      const Launch launch(s, program.info);
+      return execute(program, s);
+    }();
     if (!results.is_none()) {
       ++program.runs;
       program.seconds +=

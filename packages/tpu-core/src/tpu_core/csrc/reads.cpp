@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "host_kernels.h"
 #include "memory.h"
+#include "profiler.h"
 #include "program.h"
 #include "python.h"
 #include "tensors.h"
@@ -124,7 +125,13 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
     end_host_segment(value->device);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
+  if (is_profiling() && value->state == State::Ready) {  // the wait is none of the transfer
+    py::gil_scoped_acquire gil;
+    callback("wait_until_ready")(py::handle(value->array));
+  }
+  const int64_t started = transfer_time();
   auto host = read_settled(t, *value, reason);
+  note_transfer(false, static_cast<int64_t>(host.nbytes()), value->device, started);
   raise_checks_of(*value);
   return host;
 }

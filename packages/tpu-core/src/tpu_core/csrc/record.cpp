@@ -5,6 +5,7 @@
 #include "device.h"
 #include "host_kernels.h"
 #include "memory.h"
+#include "profiler.h"
 #include "tensors.h"
 #include "threads.h"
 
@@ -354,6 +355,7 @@ void append(Trace* trace, Call& c, const Signature* signature, Recorded& recorde
   s.compiled_in.insert(
       s.compiled_in.end(), signature->compiled_in.begin(), signature->compiled_in.end());
   s.compiled_in.resize(s.numbers.size(), 0);
+  note_recorded(s);
   ++counters().ops;
 }
 

@@ -3,6 +3,7 @@
 #include "call.h"
 #include "device.h"
 #include "memory.h"
+#include "profiler.h"
 #include "record.h"
 #include "torch_compat.h"
 #include "trace.h"
@@ -218,6 +219,7 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
     self.copy_(to_device(src.expand(self.sizes()), device));
     return;
   }
+  const int64_t started = transfer_time();
   auto host = host_copy(src.expand(self.sizes()), self.scalar_type());
   Layout layout;
   if (is_bytes(self)) {
@@ -233,6 +235,7 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
   }
   auto value = make_value(layout, self.nbytes(), device, State::Host);
   value->host = std::move(host);
+  note_transfer(true, static_cast<int64_t>(self.nbytes()), device, started);
   WithoutGil no_gil;
   Lock lock(g_mutex);
   cell->value = std::move(value);

@@ -103,6 +103,7 @@ void Segment::clear() {
   shared.clear();
   former.clear();
   words.clear();
+  correlations.clear();
   hasher = Hasher();
 }
 

@@ -59,6 +59,7 @@ struct Segment {
   std::vector<uint8_t> compiled_in; // per number
   std::unordered_map<const Value*, uint32_t> shared;  // slots of inputs that another trace reads, too
   FormerState former;               // of what the segment writes
+  std::vector<uint64_t> correlations;  // per node, while a profile is taken: the row that recorded it
   std::vector<std::pair<uint32_t, uint32_t>> words;  // nodes that are checked, slots of their words
   Hasher hasher;
   int16_t device = 0;

@@ -103,7 +103,7 @@ void Value::operator delete(void* memory) {
 }
 
 Value::~Value() {
-  if (accounted) account(device, -static_cast<int64_t>(nbytes));
+  if (accounted) account(device, -static_cast<int64_t>(nbytes), this);
   release_reference(array, nbytes);
 }
 
@@ -115,7 +115,7 @@ void Value::set_array(PyObject* owned) {
   host = at::Tensor();
   borrowed = false;
   if (!accounted) {
-    account(device, static_cast<int64_t>(nbytes));
+    account(device, static_cast<int64_t>(nbytes), this);
     accounted = true;
   }
 }
@@ -139,7 +139,7 @@ ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State s
   v->device = device;
   v->state = state;
   if (state != State::Pending) {
-    account(device, static_cast<int64_t>(nbytes));
+    account(device, static_cast<int64_t>(nbytes), v.get());
     v->accounted = true;
   }
   return v;
