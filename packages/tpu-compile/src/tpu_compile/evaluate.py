@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -12,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tpu_compile.control_flow import LOWERINGS, HigherOrderCall
-from tpu_compile.fx_utils import lowering_of
+from tpu_compile.fx_utils import line_of, lowering_of
 from tpu_compile.numbers import ITEM, SELECT
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
@@ -54,7 +55,8 @@ class _Evaluator(GraphEvaluator):
             return self._sizes.value(meta)
         if node.target is state_of:
             return None  # is known to the caller alone
-        return self.called(node, read)
+        with jax.named_scope(_label(node)):
+            return self.called(node, read)
 
     def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
         op: Any = node.target
@@ -74,6 +76,15 @@ class _Evaluator(GraphEvaluator):
                 HigherOrderCall(node, call, self._sizes, self._draws), *args, **kwargs
             )
         return op(*args, **kwargs)  # arithmetic on numbers that the program computes
+
+
+def _label(node: Node) -> str:
+    """Line, op and name of a node, as profiles and HLO text show it:
+    ``model.py:31/aten.mm#mm_2``.
+    """
+    line = (line_of(node) or "").split(" in ")[0].rsplit("/", 1)[-1]
+    op = str(node.target).removesuffix(".default")
+    return f"{line}/{op}#{node.name}" if line else f"{op}#{node.name}"
 
 
 def _is_array(value: Any) -> bool:

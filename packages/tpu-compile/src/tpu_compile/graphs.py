@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 
 from tpu_compile import control_flow, numbers, random_states
 from tpu_compile.evaluate import evaluate, is_arithmetic
-from tpu_compile.fx_utils import lowering_of, outputs, subgraphs
+from tpu_compile.fx_utils import line_of, lowering_of, outputs, subgraphs
 from tpu_compile.graph import Graph
 from tpu_compile.graph_splitting import in_parts
 from tpu_compile.identity import identities
@@ -40,9 +40,11 @@ from tpu_core.lowering.registry import register
 from tpu_core.padding.segment_signature import is_tracing
 from tpu_core.padding.sizes import NotPaddableError
 from tpu_core.padding.synthetic import register_dynamic_graph
+from tpu_core.profiler.graph_lines import register_graph_lines
 from tpu_core.recorder import decompose
 from tpu_core.recorder.checked import stands_for
 from tpu_core.recorder.functional_variants import overload_name
+from tpu_core.recorder.plan import NodePlan
 from tpu_core.runtime import hide_lines_of
 
 logger = logging.getLogger("tpu_compile")
@@ -301,6 +303,7 @@ def _define() -> None:
     register(_NAME, _lower, identity=_identity)
     register_dynamic_graph(_NAME, GRAPHS.__getitem__)
     stands_for(_NAME, lambda plan: GRAPHS[plan.argument("key")].ops)
+    register_graph_lines(_NAME, _line_of_node)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
@@ -343,6 +346,16 @@ def _meta(
         elif is_made:
             made.append(torch.empty((), dtype=torch.int64, device="meta"))
     return made
+
+
+def _line_of_node(plan: NodePlan, name: str) -> str | None:
+    graph = GRAPHS.get(plan.argument("key"))
+    return _lines(graph.module).get(name) if graph is not None else None
+
+
+@functools.lru_cache(maxsize=16)
+def _lines(module: GraphModule) -> dict[str, str | None]:
+    return {node.name: line_of(node) for node in module.graph.nodes}
 
 
 def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: str) -> str:

@@ -36,8 +36,15 @@ at::Tensor read_array(const Value& value, const char* reason) {
   py::gil_scoped_acquire gil;
   const py::handle array(value.array);
   if (handles_signals()) callback("wait_for")(array);
+  if (is_profiling()) callback("wait_until_ready")(array);  // the wait is none of the transfer
+  const int64_t started = transfer_time();
   auto memory = memory_of(array, value.layout);
-  if (!memory.defined()) return callback("to_host")(array, reason).cast<at::Tensor>();
+  if (!memory.defined()) {
+    memory = callback("to_host")(array, reason).cast<at::Tensor>();
+    note_transfer(false, static_cast<int64_t>(memory.nbytes()), value.device, started);
+    return memory;
+  }
+  note_transfer(false, static_cast<int64_t>(memory.nbytes()), value.device, started);
   callback("note_read")(array, reason, memory.nbytes());
   return memory;
 }
@@ -79,6 +86,8 @@ at::Tensor read_settled(const at::Tensor& t, const Value& value, const char* rea
   const auto& l = value.layout;
   const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
       t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+  if (value.state == State::Host)
+    note_transfer(false, static_cast<int64_t>(t.nbytes()), value.device, transfer_time());
   if (whole && value.state == State::Host) return value.host;
   if (whole && value.state == State::Ready) return read_array(value, reason);
   auto host = read_elements(value, reason);
@@ -125,13 +134,7 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
     end_host_segment(value->device);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
-  if (is_profiling() && value->state == State::Ready) {  // the wait is none of the transfer
-    py::gil_scoped_acquire gil;
-    callback("wait_until_ready")(py::handle(value->array));
-  }
-  const int64_t started = transfer_time();
   auto host = read_settled(t, *value, reason);
-  note_transfer(false, static_cast<int64_t>(host.nbytes()), value->device, started);
   raise_checks_of(*value);
   return host;
 }

@@ -145,7 +145,7 @@ def _contributed() -> dict[str, EntryPoint]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_contributed(), "eager_mode"})
+    return sorted({*__all__, *_contributed(), "eager_mode", "profiler"})
 
 
 def __getattr__(name: str) -> Any:
@@ -155,6 +155,10 @@ def __getattr__(name: str) -> Any:
         from tpu_core import modes
 
         return modes.active().name
+    if name == "profiler":
+        from tpu_core import profiler
+
+        return profiler
     if name.startswith("__"):
         raise AttributeError(name)
     if not name.startswith("_") and (contributed := _contributed().get(name)) is not None:

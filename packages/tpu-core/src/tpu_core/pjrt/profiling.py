@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class TraceSession:
         return bytes(session.stop())
 
 
+# Program, device and run.
+RunKey = tuple[int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class OpEvent:
     """A run of an HLO instruction.
@@ -55,12 +60,43 @@ class OpEvent:
     start: int
     end: int
 
+    @property
+    def run_key(self) -> RunKey:
+        """What tells its run from all others."""
+        return self.program, self.device, self.run
 
-def op_events(xspace: bytes) -> list[OpEvent]:
-    """The runs of instructions in a trace, by start."""
-    found = []
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A call that sent a program to a device, nanoseconds since the epoch, and the run it led to."""
+
+    start: int
+    end: int
+    run: RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class XlaTrace:
+    """What XLA's trace says of programs.
+
+    Attributes:
+        started: Time at which the trace began, nanoseconds since the epoch.
+        ops: The runs of instructions, by start.
+        executions: The calls that are known to have led to them, by start; none where the platform
+            does not trace them.
+    """
+
+    started: int
+    ops: list[OpEvent]
+    executions: list[Execution]
+
+
+def read(xspace: bytes) -> XlaTrace:
+    """Read a serialized trace."""
     data = jax.profiler.ProfileData.from_serialized_xspace(xspace)
-    offset = _start_time(data)
+    started = _start_time(data)
+    ops: list[OpEvent] = []
+    calls = _Calls()
     for plane in data.planes:
         device = re.fullmatch(r"/device:\w+:(\d+).*", plane.name)
         if device is None and not plane.name.startswith("/host:CPU"):
@@ -68,24 +104,71 @@ def op_events(xspace: bytes) -> list[OpEvent]:
         for i, line in enumerate(plane.lines):
             if device is not None and line.name in ("XLA Modules", "Steps", "Framework Ops"):
                 continue
-            lane = f"{plane.name} {i}"
             for event in line.events:
                 stats = dict(event.stats)
+                start = started + int(event.start_ns)
+                end = start + int(event.duration_ns)
                 if "hlo_op" not in stats or "run_id" not in stats:
+                    calls.add(i, event.name, start, end, stats)
                     continue
-                start = offset + int(event.start_ns)
-                found.append(
-                    OpEvent(
-                        str(stats["hlo_op"]),
-                        int(stats.get("program_id", 0)),
-                        int(stats["run_id"]),
-                        int(device[1] if device else stats.get("device_ordinal", 0)),
-                        lane,
-                        start,
-                        start + int(event.duration_ns),
-                    )
+                op = OpEvent(
+                    str(stats["hlo_op"]),
+                    int(stats.get("program_id", 0)),
+                    int(stats["run_id"]),
+                    int(device[1] if device else stats.get("device_ordinal", 0)),
+                    f"{plane.name} {i}",
+                    start,
+                    end,
                 )
-    return sorted(found, key=lambda e: (e.start, -e.end))
+                ops.append(op)
+                calls.ran(i, op)
+    ops.sort(key=lambda e: (e.start, -e.end))
+    return XlaTrace(started, ops, calls.executions())
+
+
+class _Calls:
+    """Finds the runs that calls led to: XLA:CPU notes the task that a call gives to another thread."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, int, int]] = []  # start, end, line
+        self._given: list[tuple[int, int, int]] = []  # time, line, task
+        self._begun: list[tuple[int, int, int]] = []  # time, line, task
+        self._first: dict[int, list[OpEvent]] = {}  # by line
+
+    def add(self, line: int, name: str, start: int, end: int, stats: dict[str, Any]) -> None:
+        if name.endswith("::ExecuteHelperOnSingleDevice"):
+            self._calls.append((start, end, line))
+        elif name == "ThreadpoolListener::Record":
+            self._given.append((start, line, int(stats.get("_p", 0))))
+        elif name == "ThreadpoolListener::StartRegion":
+            self._begun.append((start, line, int(stats.get("_c", 0))))
+
+    def ran(self, line: int, op: OpEvent) -> None:
+        self._first.setdefault(line, []).append(op)
+
+    def executions(self) -> list[Execution]:
+        begun = {task: (time, line) for time, line, task in self._begun}
+        starts = {
+            line: sorted((op.start, op.run_key) for op in ops) for line, ops in self._first.items()
+        }
+        ends = {line: sorted(t for t, n, _ in self._begun if n == line) for line in starts}
+        found = []
+        for start, end, line in sorted(self._calls):
+            tasks = [task for time, n, task in self._given if n == line and start <= time <= end]
+            spans = [(line, start, end)]  # small programs run in the call
+            for task in tasks:
+                if task in begun:
+                    time, worker = begun[task]
+                    later = ends.get(worker, [])
+                    at = bisect.bisect_right(later, time)
+                    spans.append((worker, time, later[at] if at < len(later) else 1 << 63))
+            for worker, first, last in spans:
+                own = starts.get(worker, [])
+                at = bisect.bisect_left(own, (first,))
+                if at < len(own) and own[at][0] <= last:
+                    found.append(Execution(start, end, own[at][1]))
+                    break
+        return found
 
 
 def _start_time(data: Any) -> int:
@@ -102,6 +185,7 @@ class Instruction:
 
     Attributes:
         source: ``op_name`` of its metadata.
+            Where XLA made it without any, that of what reads it, else of what it reads.
         fused: Those of the instructions that were fused into it.
     """
 
@@ -113,6 +197,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = ")
 _SOURCE = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _CALLS = re.compile(r"calls=%?([\w.\-]+)")
+_OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 def instructions(executable: Any) -> dict[str, Instruction]:
@@ -128,13 +213,35 @@ def instructions(executable: Any) -> dict[str, Instruction]:
                 lines.append((instruction[1], text))
                 if (source := _SOURCE.search(text)) is not None:
                     inside.setdefault(computation, []).append(source[1])
-    found = {}
+    fused: dict[str, tuple[str, ...]] = {}
+    sources: dict[str, str] = {}
+    operands: dict[str, list[str]] = {}
     for name, text in lines:
         source = _SOURCE.search(text)
         calls = _CALLS.search(text)
-        fused = tuple(dict.fromkeys(inside.get(calls[1], ()))) if calls else ()
-        found[name] = Instruction(source[1] if source else "", fused)
-    return found
+        fused[name] = tuple(dict.fromkeys(inside.get(calls[1], ()))) if calls else ()
+        sources[name] = source[1] if source else next(iter(fused[name][-1:]), "")
+        operands[name] = _OPERAND.findall(text.split("(", 1)[-1].split("metadata=", 1)[0])
+    _fill_in(sources, operands)
+    return {name: Instruction(sources[name], fused[name]) for name in sources}
+
+
+def _fill_in(sources: dict[str, str], operands: dict[str, list[str]]) -> None:
+    """Sources for instructions of XLA's own, such as copies, from their neighbours."""
+    names = list(sources)  # operands come first
+    for name in reversed(names):
+        if not _is_argument(sources[name]):
+            for operand in operands[name]:
+                if not sources.get(operand, name):
+                    sources[operand] = sources[name]
+    for name in names:
+        if not sources[name]:
+            known = (sources.get(operand, "") for operand in operands[name])
+            sources[name] = next((s for s in known if s and not _is_argument(s)), "")
+
+
+def _is_argument(source: str) -> bool:
+    return not source or source.startswith("arguments[")
 
 
 _MODULE_ID = 5  # field `id` of HloModuleProto

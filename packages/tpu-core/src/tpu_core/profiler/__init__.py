@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from tpu_core.profiler.annotations import annotate, step
+from tpu_core.profiler.files import Trace, trace
 from tpu_core.profiler.xprof import tool, tool_names
 
-__all__ = ["annotate", "step", "tool", "tool_names"]
+__all__ = ["Trace", "annotate", "step", "tool", "tool_names", "trace"]

@@ -7,6 +7,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tpu_core import _C, runtime
@@ -15,18 +17,53 @@ from tpu_core.profiler.rows import Row, Tracks
 
 _lock = threading.RLock()
 _profile: Profile | None = None
+_kept: list[list[Taken]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a profile has found.
+
+    Attributes:
+        xspace: XLA's trace, empty where the device was not used.
+        rows, tracks: The rows of the device.
+        started: Time at which XLA's trace began, nanoseconds since the epoch.
+    """
+
+    xspace: bytes
+    rows: list[Row]
+    tracks: Tracks
+    started: int
+
+
+@contextmanager
+def keeping() -> Iterator[list[Taken]]:
+    """Keep what the profiles that end in the block have found.
+
+    Yields:
+        A list that they are added to.
+    """
+    kept: list[Taken] = []
+    _kept.append(kept)
+    try:
+        yield kept
+    finally:
+        _kept.remove(kept)
 
 
 class Profile:
     """A profile that is being taken.
 
     Attributes:
+        started, ended: Seconds since the epoch.
+        trace_started: Time at which XLA's trace began, nanoseconds since the epoch.
         xspace: XLA's trace, once it has ended.
     """
 
     def __init__(self) -> None:
         self.started = time.time()
         self.ended = 0.0
+        self.trace_started = time.time_ns()
         self.xspace: bytes | None = None
         self._trace: Any = None
 
@@ -84,9 +121,12 @@ class Profile:
         from tpu_core.pjrt import profiling
         from tpu_core.profiler import xla_rows
 
-        programs = xla_rows.Programs(runtime.runtime().client.backend, launches)
-        traced = profiling.op_events(self.xspace) if self.xspace else []
-        found = xla_rows.runs(traced, launches, programs)
+        programs = xla_rows.Programs(runtime.runtime().client.backend)
+        found = []
+        if self.xspace:
+            traced = profiling.read(self.xspace)
+            self.trace_started = traced.started
+            found = xla_rows.runs(traced, launches, programs)
         yield from xla_rows.rows(found, programs, tracks, flows)
         shown = {id(run.launch) for run in found}
         for launch in launches:
@@ -123,6 +163,10 @@ def rows() -> dict[str, Any]:
         if _profile is None:
             return {"rows": [], "devices": [], "resources": []}
         found, tracks = _profile.rows(raw)
+        taken = Taken(_profile.xspace or b"", found, tracks, _profile.trace_started)
+        for kept in _kept:
+            kept.append(taken)
+        _profile.xspace = None
         resources = list(tracks.all())
         devices = sorted({device for device, _, _ in resources})
         return {

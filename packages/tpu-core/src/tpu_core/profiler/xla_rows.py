@@ -2,57 +2,61 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpu_core.pjrt import profiling
-from tpu_core.pjrt.profiling import Instruction, OpEvent
+from tpu_core.pjrt.profiling import Instruction, OpEvent, RunKey, XlaTrace
 from tpu_core.profiler.events import Launch, RecordedOp
+from tpu_core.profiler.graph_lines import line_of_node
 from tpu_core.profiler.rows import Kind, Row, Tracks, op_name, short_line, short_name
 
-# As `tpu_core.compiler.segment` writes it: line, op and node.
-_LABEL = re.compile(r"(?:([^/]+:\d+)/)?([\w.:]+)#(\d+)")
+_LONGEST_LAUNCH = 1_000_000_000  # nanoseconds
+# As `tpu_core.compiler.segment` writes it: line, op and node;
+# `tpu_compile.evaluate` likewise.
+_LABEL = re.compile(r"(?:([^/]+:\d+)/)?([\w.:]+)#(\w+)")
 
 
 class Programs:
-    """Programs by the ids of XLA's traces; what their HLO says is read when it is asked for."""
+    """What the HLO of programs says, read when it is asked for.
 
-    def __init__(self, backend: Any, launches: Sequence[Launch]) -> None:
+    Args:
+        backend: The PJRT client.
+    """
+
+    def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._executables: dict[int, Any] = {}
-        self._instructions: dict[int, dict[str, Instruction]] = {}
-        self._ids: dict[int, int | None] = {}
-        for launch in launches:
-            self.id_of(launch)
+        self._instructions: dict[int, dict[str, Instruction]] = {}  # by id of the executable
+        self._by_number: dict[int, list[Any]] | None = None
 
-    def id_of(self, launch: Launch) -> int | None:
-        """The id of a launch's program; None where it has none of its own."""
-        executable = getattr(launch.program, "executable", None)
-        if executable is None:
-            return None
-        if id(executable) not in self._ids:
-            number = profiling.program_id(executable)
-            self._ids[id(executable)] = number
-            if number is not None:
-                self._executables[number] = executable
-        return self._ids[id(executable)]
+    def instructions(self, run: Run) -> dict[str, Instruction]:
+        """The instructions of a run's program by name; none where it is not known."""
+        executable = _executable(run.launch) if run.launch else None
+        if executable is not None:
+            return self.of(executable)
+        if self._by_number is None:
+            self._by_number = defaultdict(list)
+            for e in profiling.live_executables(self._backend):
+                if (number := profiling.program_id(e)) is not None:
+                    self._by_number[number].append(e)
+        names = {event.op for event in run.events}
+        for e in self._by_number.get(run.program, ()):
+            # A program from the cache has the id that it had where it was compiled.
+            if names <= (found := self.of(e)).keys():
+                return found
+        return {}
 
-    def instructions(self, program: int) -> dict[str, Instruction]:
-        """The instructions of a program by name; none where it is gone."""
-        if program not in self._instructions:
-            if program not in self._executables:
-                for executable in profiling.live_executables(self._backend):
-                    if (number := profiling.program_id(executable)) is not None:
-                        self._executables.setdefault(number, executable)
-            executable = self._executables.get(program)
-            self._instructions[program] = (
-                profiling.instructions(executable) if executable is not None else {}
-            )
-        return self._instructions[program]
+    def of(self, executable: Any) -> dict[str, Instruction]:
+        """Those of an executable."""
+        if id(executable) not in self._instructions:
+            self._instructions[id(executable)] = profiling.instructions(executable)
+        return self._instructions[id(executable)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +69,74 @@ class Run:
     launch: Launch | None
 
 
-def runs(events: Sequence[OpEvent], launches: Sequence[Launch], programs: Programs) -> list[Run]:
-    """The runs in a trace, each with its launch: both come in one order for a program."""
-    by_run: dict[tuple[int, int, int], list[OpEvent]] = defaultdict(list)
-    for event in events:
-        by_run[event.program, event.device, event.run].append(event)
-    by_program: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for key in sorted(by_run, key=lambda key: key[2]):
-        by_program[key[0]].append(key)
-    sent: dict[int, list[Launch]] = defaultdict(list)
+def runs(trace: XlaTrace, launches: Sequence[Launch], programs: Programs) -> list[Run]:
+    """The runs in a trace, each with its launch."""
+    by_run: dict[RunKey, list[OpEvent]] = defaultdict(list)
+    for event in trace.ops:
+        by_run[event.run_key].append(event)
+    known = _by_time(trace, launches)
+    _by_number(known, by_run, launches)
+    _by_order(known, by_run, launches, programs)
+    return [Run(key[0], key[1], events, known.get(key)) for key, events in by_run.items()]
+
+
+def _by_time(trace: XlaTrace, launches: Sequence[Launch]) -> dict[RunKey, Launch]:
+    """The launch in whose time a run's call lies."""
+    found: dict[RunKey, Launch] = {}
+    starts = [launch.start for launch in launches]
+    for call in trace.executions:
+        middle = (call.start + call.end) // 2  # the clocks differ by microseconds
+        for launch in reversed(launches[: bisect.bisect_right(starts, middle)]):
+            if middle <= launch.end:
+                found.setdefault(call.run, launch)
+                break
+            if launch.end < middle - _LONGEST_LAUNCH:
+                break
+    return found
+
+
+def _by_number(
+    known: dict[RunKey, Launch], by_run: Mapping[RunKey, list[OpEvent]], launches: Sequence[Launch]
+) -> None:
+    """Add runs whose program is known from another run: a program counts its runs."""
+    own: dict[int, list[Launch]] = defaultdict(list)
     for launch in launches:
-        if (number := programs.id_of(launch)) is not None:
-            sent[number].append(launch)
-    found = []
-    for program, keys in by_program.items():
-        # A run that began before the profile has no launch in it.
-        own = sent.get(program, [])
-        before = max(len(keys) - len(own), 0)
-        for key, launch in itertools.zip_longest(keys, [None] * before + own):
-            if key is not None:
-                found.append(Run(program, key[1], by_run[key], launch))
-    return sorted(found, key=lambda run: run.events[0].start)
+        own[id(_executable(launch))].append(launch)
+    ordinals = {id(launch): i for same in own.values() for i, launch in enumerate(same)}
+    for (program, device, run), launch in list(known.items()):
+        first = run - ordinals[id(launch)]
+        for i, other in enumerate(own.get(id(_executable(launch)), ())):
+            if (key := (program, device, first + i)) in by_run:
+                known.setdefault(key, other)
+
+
+def _by_order(
+    known: dict[RunKey, Launch],
+    by_run: Mapping[RunKey, list[OpEvent]],
+    launches: Sequence[Launch],
+    programs: Programs,
+) -> None:
+    """Add runs that come in the order of the launches of a program with their instructions."""
+    found = {id(launch) for launch in known.values()}
+    waiting: dict[int, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        if id(launch) not in found and _executable(launch) is not None:
+            waiting[id(_executable(launch))].append(launch)
+    lost: dict[tuple[int, int, frozenset[str]], list[RunKey]] = defaultdict(list)
+    for key in sorted(by_run, key=lambda key: by_run[key][0].start):
+        if key not in known:
+            lost[key[0], key[1], frozenset(e.op for e in by_run[key])].append(key)
+    for (_, _, names), keys in lost.items():
+        for same in waiting.values():
+            if same and names <= programs.of(_executable(same[0])).keys():
+                # A run that began before the profile has no launch in it.
+                known.update(zip(reversed(keys), reversed(same)))
+                same.clear()
+                break
+
+
+def _executable(launch: Launch) -> Any:
+    return getattr(launch.program, "executable", None)
 
 
 def rows(
@@ -95,7 +146,7 @@ def rows(
     lanes: dict[str, str] = {}
     for run in found:
         yield from _program_rows(run, tracks, flows)
-        instructions = programs.instructions(run.program)
+        instructions = programs.instructions(run)
         linked: set[int] = set()
         for event, is_parent in _nested(run.events):
             lane = lanes.setdefault(event.lane, f"XLA ops {len(lanes) + 1}")
@@ -150,8 +201,6 @@ def _program_rows(run: Run, tracks: Tracks, flows: Iterator[int]) -> Iterator[Ro
 
 def launch_row(launch: Launch, flow: int = 0) -> Row:
     """The host's row of a launch."""
-    import os
-
     return Row(
         Kind.HOST,
         "tpu::launch",
@@ -200,15 +249,22 @@ def _op_row(
 
 
 def _described(source: str, launch: Launch | None) -> tuple[str, str, RecordedOp | None]:
-    """Op, line and node that an instruction was lowered from."""
-    label = _LABEL.search(source)
-    if label is None:
+    """Op, line and node that an instruction was lowered from.
+
+    The first label is of a recorded op; one after it, of an op of the graph that was recorded.
+    """
+    labels = _LABEL.findall(source)
+    if not labels:
         return "", "", None
-    op, line, node = short_name(label[2]), label[1] or "", None
-    number = int(label[3])
-    if launch is not None and number < len(launch.ops):
-        node = launch.ops[number]
+    line, op, name = labels[-1]
+    number = labels[0][2]
+    node = None
+    if launch is not None and number.isdecimal() and int(number) < len(launch.ops):
+        node = launch.ops[int(number)]
         # A program from the cache was compiled where the lines may have been others.
-        op = short_name(node.plan.op) if node.plan is not None else op
-        line = node.line or line
-    return op, line, node
+        if len(labels) > 1:
+            line = line_of_node(node.plan, name) or line
+        else:
+            op = node.plan.op if node.plan is not None else op
+            line = node.line or line
+    return short_name(op), line, node
