@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,7 @@ struct ProfiledNode {
 
 struct LaunchEvent {
   py::object info;
-  const char* cut;
+  std::string cut;
   int64_t start, end;
   uint64_t correlation, thread;
   int16_t device;

@@ -18,7 +18,9 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace tpu {
 namespace {

@@ -16,21 +16,21 @@ _HOST_LEVEL = 2
 
 
 class TraceSession:
-    """A trace of XLA's runtime, from its making until `stop`.
-
-    Raises:
-        RuntimeError: Another trace is being taken, such as `jax.profiler.trace`.
-    """
+    """A trace of XLA's runtime, from its making until `stop`."""
 
     def __init__(self) -> None:
         options = _profiler.ProfileOptions()
         options.python_tracer_level = 0  # PyTorch's profiler has the Python stack
         options.host_tracer_level = _HOST_LEVEL
-        options.raise_error_on_start_failure = True
         self._session: Any = _profiler.ProfilerSession(options)
 
     def stop(self) -> bytes:
-        """The trace, a serialized ``XSpace``."""
+        """The trace, a serialized ``XSpace``.
+
+        Raises:
+            RuntimeError: Another trace was being taken when it began, such as
+                `jax.profiler.trace`.
+        """
         session, self._session = self._session, None
         return bytes(session.stop())
 

@@ -73,14 +73,7 @@ class Profile:
             return
         from tpu_core.pjrt.profiling import TraceSession
 
-        try:
-            self._trace = TraceSession()
-        except Exception as error:
-            warnings.warn(
-                f"The profile has no rows of XLA ops: XLA's trace could not be started ({error}). "
-                "Is another one being taken, by jax.profiler say?",
-                stacklevel=2,
-            )
+        self._trace = TraceSession()
 
     def stop(self) -> None:
         """Wait for the device, and end XLA's trace."""
@@ -91,8 +84,16 @@ class Profile:
                 synchronization.synchronize(device)
         trace, self._trace = self._trace, None
         self.ended = time.time()
-        if trace is not None:
+        if trace is None:
+            return
+        try:
             self.xspace = trace.stop()
+        except RuntimeError as error:
+            warnings.warn(
+                f"The profile has no rows of XLA ops: {error} Only one trace of XLA's can be taken "
+                "at a time; is jax.profiler taking another?",
+                stacklevel=2,
+            )
 
     def rows(self, raw: dict[str, Any]) -> tuple[list[Row], Tracks]:
         """The rows, and the tracks that they are on.

@@ -105,9 +105,8 @@ def _xspace(taken: Taken) -> bytes:
     names = {(device, number): name for device, number, name in taken.tracks.all()}
     planes = []
     for device in sorted({device for device, _ in names}):
-        rows = [row for row in taken.rows if (row.device, row.resource) in names]
-        own = [row for row in rows if row.device == device]
         tracks = {number: name for (d, number), name in names.items() if d == device}
+        own = [row for row in taken.rows if row.device == device and not row.is_marker]
         # XProf shows planes of this prefix as devices that it does not know.
         planes.append(xplane.plane(f"/device:CUSTOM:tpu:{device}", own, tracks, taken.started))
     return b"".join([taken.xspace, *planes])

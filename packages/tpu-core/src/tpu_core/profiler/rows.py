@@ -45,6 +45,11 @@ class Row:
     starts_flow: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_marker(self) -> bool:
+        """True if it is the start of an arrow in a row of PyTorch's."""
+        return self.kind is Kind.HOST and self.correlation != 0
+
     def native(self) -> tuple[Any, ...]:
         """The tuple that the extension reads."""
         return (
