@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from tpu_core import _C
+from tpu_core.profiler import spans
 from tpu_core.xla_status import map_xla_error
 from tpu_distributed.dispatcher import SENDER
 from tpu_distributed.executors import CollectiveExecutor
@@ -101,16 +102,20 @@ class Collective(CompletedWork):
         try:
             arrays = [operand.array() for operand in self._operands]
             payloads: Sequence[Any] = ()
-            if self._agrees:
-                payload = self._carrier.payload(arrays)
-                payloads = self._control.agree(self._record, self._timeout, payload)
-            self._is_entered = True
-            takes = all(operand.is_last_use() for operand in self._operands)
-            try:
-                self._arrays = self._carrier.run(arrays, takes, payloads, self._record)
-            except Exception as error:
-                self._record.fail(error)
-                raise
+            call = self._record.call
+            with spans.work(
+                call.kind, self._record.line, "Collectives", lambda: self._arrays, call=call
+            ):
+                if self._agrees:
+                    payload = self._carrier.payload(arrays)
+                    payloads = self._control.agree(self._record, self._timeout, payload)
+                self._is_entered = True
+                takes = all(operand.is_last_use() for operand in self._operands)
+                try:
+                    self._arrays = self._carrier.run(arrays, takes, payloads, self._record)
+                except Exception as error:
+                    self._record.fail(error)
+                    raise
             del arrays
             RECORDER.issued(self._record, self._arrays)
             for promise, array in zip(self._promises, self._arrays):

@@ -9,6 +9,7 @@ parameters that it handles: any other that differs between the traces is refused
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,10 +151,12 @@ def _run(
             raise NotPaddableError("its ops depend on a size")
         try:
             operands = [read(atoms) for atoms in zip(*(e.invars for e in equations))]
-            results = _apply(context, equations, operands)
+            with jax.named_scope(str(equations[0].source_info.name_stack)):
+                results = _apply(context, equations, operands)
         except NotPaddableError as error:
             # Inside a function that is called, equations do not know; the call does.
-            error.op = error.op or str(equations[0].source_info.name_stack)
+            scope = str(equations[0].source_info.name_stack)
+            error.op = error.op or re.sub(r"#\d+", "", scope)  # nodes' numbers say nothing
             raise
         for atoms, value in zip(zip(*(e.outvars for e in equations)), results):
             write(atoms, value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_core import _C, runtime
+from tpu_core.profiler import spans
 from tpu_core.profiler.events import Events, Launch
 from tpu_core.profiler.rows import Row, Tracks
 
@@ -110,6 +111,7 @@ class Profile:
         found = list(self._xla_rows(noted.launches, tracks, flows))
         found += host_rows.op_rows(noted.host_ops, tracks, flows)
         found += host_rows.transfer_rows(noted.transfers, tracks)
+        found += spans.rows(tracks)
         ready = [e for e in METRICS.compile_events() if self.started <= e.time <= self.ended]
         found += host_rows.compile_rows(ready, tracks)
         return found, tracks
@@ -140,6 +142,7 @@ def start() -> None:
     global _profile
     with _lock:
         _profile = Profile()
+        spans.begin()
         _profile.start_trace()
 
 
@@ -153,8 +156,11 @@ def device_started() -> None:
 def stop() -> None:
     """End the profile, once the device has done what it was given."""
     with _lock:
-        if _profile is not None:
-            _profile.stop()
+        try:
+            if _profile is not None:
+                _profile.stop()
+        finally:
+            spans.end()
 
 
 def rows() -> dict[str, Any]:
