@@ -35,6 +35,15 @@ def synchronize(device: int) -> None:
     _C.raise_checks(device, _C.launches())
 
 
+def wait_for_launched(device: int) -> None:
+    """Wait until all programs that were launched have run; what is recorded stays recorded.
+
+    Raises nothing: errors are raised where results are read.
+    """
+    with contextlib.suppress(Exception):
+        _wait_for(_C.newest_array(device), device)
+
+
 def _queued() -> list[Any]:
     return [array for finish in QUEUES for array in finish()]
 

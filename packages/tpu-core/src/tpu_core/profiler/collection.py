@@ -72,8 +72,11 @@ class Profile:
         """Start XLA's trace, if the device has started."""
         if self._trace is not None or not runtime.is_initialized():
             return
+        from tpu_core import synchronization
         from tpu_core.pjrt.profiling import TraceSession
 
+        for device in range(runtime.device_count()):
+            synchronization.wait_for_launched(device)  # earlier programs are none of the profile
         self._trace = TraceSession()
 
     def stop(self) -> None:

@@ -1,0 +1,344 @@
+"""Rows of the device in torch.profiler, and the files of torch.tpu.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from interpreter import run
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from tpu_core import _C, modes
+
+HERE = Path(__file__).name
+BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=False)
+PADDED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+
+
+@pytest.fixture(autouse=True)
+def started() -> Iterator[None]:
+    torch.zeros(1, device="tpu").sum().item()
+    yield
+    _C.flush()
+
+
+def step(x: torch.Tensor) -> float:
+    y = torch.relu(x @ x)
+    return (y * 0.5).sum().item()
+
+
+def profiled(work: Callable[[], object], **options: Any) -> profile:
+    with profile(activities=BOTH, **options) as taken:
+        work()
+    return taken
+
+
+def device_rows(taken: profile) -> list[Any]:
+    """Rows that count as time of the device: ops and transfers."""
+    return [
+        e
+        for e in taken.events()
+        if e.device_type == DeviceType.PrivateUse1 and not e.is_user_annotation
+    ]
+
+
+def ops(taken: profile) -> set[str]:
+    return {e.name.split(" ")[0] for e in device_rows(taken) if e.name.startswith("aten::")}
+
+
+def chrome(taken: profile, folder: Path) -> list[dict[str, Any]]:
+    file = folder / "trace.json"
+    taken.export_chrome_trace(str(file))
+    events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
+    return events
+
+
+def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return bool(
+        outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+    )
+
+
+def test_a_program_has_a_row_with_its_ops_inside_named_by_op_and_line(tmp_path: Path) -> None:
+    x = torch.randn(64, 64, device="tpu")
+    with modes.using(FUSED):
+        step(x)
+        events = chrome(profiled(lambda: step(x)), tmp_path)
+    (program,) = [e for e in events if e.get("cat") == "gpu_user_annotation"]
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    assert program["name"].startswith("program of 4 ops (" + HERE)
+    assert {"aten::mm", "aten::sum"} <= {e["args"]["op"] for e in kernels}
+    assert all(f"({HERE}:" in e["name"] for e in kernels)
+    assert all(e["args"]["line"].endswith(" in step") for e in kernels)
+    assert all(inside(e, program) for e in kernels)
+    assert any("aten::relu" in e["args"].get("fused", "") for e in kernels)
+    # One arrow from each aten row to the first row of the device that came of it, one from the
+    # launch to the program.
+    starts = {e["id"]: e for e in events if e.get("cat") == "ac2g" and e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e.get("cat") == "ac2g" and e["ph"] == "f"}
+    assert starts.keys() == ends.keys() and len(starts) >= 3
+    rows = [e for e in events if e.get("cat") == "cpu_op"]
+    (mm,) = [e for e in rows if e["name"] == "aten::mm"]
+    (kernel,) = [e for e in kernels if e["args"]["op"] == "aten::mm"]
+    assert kernel["args"]["External id"] == mm["args"]["External id"]
+    assert any(
+        start["ts"] == mm["ts"] and ends[i]["ts"] == kernel["ts"] for i, start in starts.items()
+    )
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name" and e["pid"] == 0} == {
+        "tpu:0"
+    }
+
+
+def test_device_time_is_summed_by_aten_op() -> None:
+    x = torch.randn(64, 64, device="tpu")
+    with modes.using(FUSED):
+        step(x)
+        taken = profiled(lambda: [step(x) for _ in range(3)])
+    averages = {(a.key, a.device_type): a for a in taken.key_averages()}
+    mm = averages["aten::mm", DeviceType.CPU]
+    assert mm.count == 3
+    rows = [e for e in device_rows(taken) if e.name.startswith("aten::mm")]
+    assert len(rows) == 3
+    total = sum(e.time_range.elapsed_us() for e in rows)
+    assert mm.self_device_time_total == pytest.approx(total)
+
+
+def test_cpu_kernels_have_rows_of_the_device(host: None, tmp_path: Path) -> None:
+    x = torch.randn(64, 64, device="tpu")
+    events = chrome(profiled(lambda: step(x)), tmp_path)
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    assert [e["args"]["op"] for e in kernels] == ["aten::mm", "aten::relu", "aten::mul", "aten::sum"]
+    assert all(f"({HERE}:" in e["name"] for e in kernels)
+    by_id = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op"}
+    for e in kernels:
+        assert by_id[e["args"]["External id"]]["name"] == e["args"]["op"]
+
+
+def test_ops_of_a_backward_carry_the_line_of_their_forward(tmp_path: Path) -> None:
+    x = torch.randn(64, 64, device="tpu", requires_grad=True)
+
+    def train() -> None:
+        (x @ x).sum().backward()
+        torch.tpu.synchronize()
+
+    with modes.using(FUSED):
+        train()
+        rows = device_rows(profiled(train))
+    assert Counter(e.name.split(" ")[0] for e in rows)["aten::mm"] >= 3
+    assert all(f"({HERE}:" in e.name for e in rows if e.name.startswith("aten::mm"))
+
+
+def test_single_ops_are_programs_in_strict() -> None:
+    x = torch.randn(64, 64, device="tpu")
+    with modes.using(modes.Mode("strict", max_ops=1)):
+        step(x)
+        taken = profiled(lambda: step(x))
+    assert {"aten::mm", "aten::relu", "aten::mul", "aten::sum"} <= ops(taken)
+    programs = [e for e in taken.events() if e.name.startswith("program of 1 op (")]
+    assert len(programs) == 4
+
+
+def test_programs_on_padded_arrays_have_ops_and_lines() -> None:
+    def call(n: int) -> None:
+        x = torch.ones(n, 16, device="tpu")
+        torch.softmax(x @ x.t(), -1).sum().item()
+
+    with modes.using(PADDED):
+        for n in (8, 9, 10):
+            call(n)
+        before = torch.tpu.metrics()["padded_executions"]
+        taken = profiled(lambda: call(11))
+        assert torch.tpu.metrics()["padded_executions"] > before
+    assert {"aten::mm", "aten::_softmax"} <= ops(taken)
+
+
+def test_a_program_of_other_lines_shows_the_lines_of_this_run() -> None:
+    x = torch.randn(48, 48, device="tpu")
+
+    def here() -> None:
+        (x @ x).sin().sum().item()
+
+    def there() -> None:
+        (x @ x).sin().sum().item()
+
+    with modes.using(FUSED):
+        here()
+        compiles = torch.tpu.metrics()["compiles"]
+        taken = profiled(there)
+        assert torch.tpu.metrics()["compiles"] == compiles
+    line = there.__code__.co_firstlineno + 1
+    named = [e.name for e in device_rows(taken) if e.name.startswith("aten::")]
+    assert named and all(name.endswith(f"({HERE}:{line})") for name in named)
+
+
+def test_compiles_and_transfers_have_rows(tmp_path: Path) -> None:
+    def work() -> None:
+        x = torch.ones(7, 13).to("tpu")
+        (x.tanh() + 1).cpu()
+
+    with modes.using(FUSED):
+        events = chrome(profiled(work), tmp_path)
+    copies = [e for e in events if e.get("cat") == "gpu_memcpy"]
+    assert {"Memcpy HtoD", "Memcpy DtoH"} == {e["name"] for e in copies}
+    assert all(e["args"]["bytes"] == str(7 * 13 * 4) for e in copies)
+    made = [e for e in events if e["name"] in ("tpu::compile", "tpu::load")]
+    assert len(made) == 1 and HERE in made[0]["args"]["line"]
+
+
+def test_memory_is_reported(host: None) -> None:
+    def work() -> None:
+        x = torch.ones(1000, device="tpu")
+        y = x + 1
+        del x, y
+
+    taken = profiled(work, profile_memory=True)
+    averages = {a.key: a for a in taken.key_averages()}
+    assert averages["aten::add"].self_device_memory_usage == 4000
+
+
+def test_a_schedule_gives_a_profile_a_cycle() -> None:
+    x = torch.randn(64, 64, device="tpu")
+    found: list[Counter[str]] = []
+
+    def ready(taken: profile) -> None:
+        found.append(Counter(e.name.split(" ")[0] for e in device_rows(taken)))
+
+    plan = schedule(wait=1, warmup=1, active=2, repeat=2)
+    with profile(activities=BOTH, schedule=plan, on_trace_ready=ready) as taken:
+        for _ in range(8):
+            step(x)
+            taken.step()
+    assert [counts["aten::mm"] for counts in found] == [2, 2]
+
+
+def test_an_exception_ends_the_profile_and_the_next_is_whole() -> None:
+    x = torch.randn(64, 64, device="tpu")
+
+    def failing() -> None:
+        step(x)
+        raise ValueError("of the user's")
+
+    with pytest.raises(ValueError), profile(activities=BOTH) as taken:
+        failing()
+    assert "aten::mm" in ops(taken)
+    counts = Counter(e.name.split(" ")[0] for e in device_rows(profiled(lambda: step(x))))
+    assert counts["aten::mm"] == 1
+
+
+def test_a_profile_in_a_thread() -> None:
+    x = torch.randn(64, 64, device="tpu")
+    found: list[set[str]] = []
+    thread = threading.Thread(target=lambda: found.append(ops(profiled(lambda: step(x)))))
+    thread.start()
+    thread.join()
+    assert "aten::mm" in found[0]
+
+
+def test_user_annotations_are_there() -> None:
+    x = torch.randn(64, 64, device="tpu")
+
+    def work() -> None:
+        with record_function("part one"):
+            step(x)
+
+    assert "part one" in {a.key for a in profiled(work).key_averages()}
+
+
+def test_the_cpu_alone_records_nothing_of_the_device() -> None:
+    x = torch.randn(64, 64, device="tpu")
+    with profile(activities=[ProfilerActivity.CPU]) as taken:
+        step(x)
+    assert device_rows(taken) == []
+    assert "aten::mm" in {a.key for a in taken.key_averages()}
+    assert _C.take_profile() == {"host_ops": [], "launches": [], "transfers": []}
+
+
+def test_a_profile_starts_no_device_and_shows_one_that_starts_in_it() -> None:
+    result = run("""
+        import torch
+        from torch.profiler import profile
+        with profile() as taken:
+            torch.ones(2) + 1
+        print(torch.tpu.is_initialized())
+        with profile() as taken:
+            x = torch.ones(8, 8, device="tpu")
+            (x @ x).sum().item()
+        print(any(e.name.startswith("aten::mm (") for e in taken.events()))
+    """)
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stdout.splitlines() if "USDT" not in line] == ["False", "True"]
+
+
+def test_without_the_trace_of_xla_the_other_rows_are_there(tmp_path: Path) -> None:
+    x = torch.randn(64, 64, device="tpu")
+    with modes.using(FUSED), jax.profiler.trace(str(tmp_path)):
+        step(x)
+        with pytest.warns(UserWarning, match="has no rows of XLA ops"):
+            taken = profiled(lambda: step(x))
+    assert {e.name for e in device_rows(taken)} == {"Memcpy DtoH"}
+    assert "tpu::launch" in {e.name for e in taken.events()}
+
+
+def test_files_for_xprof_and_perfetto(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.randn(64, 64, device="tpu")
+    with modes.using(FUSED), torch.tpu.profiler.trace(tmp_path) as taken:
+        for i in range(2):
+            with torch.tpu.profiler.step(i), torch.tpu.profiler.annotate("forward"):
+                step(x)
+    printed = capsys.readouterr().out
+    assert f"xprof --logdir {tmp_path}" in printed and str(taken.perfetto) in printed
+    assert "aten::mm" in ops(taken.profile)
+    events = json.loads(gzip.decompress(taken.perfetto.read_bytes()))["traceEvents"]
+    assert {"forward", "train 0", "train 1"} <= {e["name"] for e in events}
+    assert taken.xplane.parent.parent == tmp_path / "plugins" / "profile"
+    data = jax.profiler.ProfileData.from_file(str(taken.xplane))
+    planes = {plane.name: plane for plane in data.planes}
+    lines = {
+        line.name: [event.name for event in line.events]
+        for line in planes["/device:CUSTOM:tpu:0"].lines
+    }
+    assert len(lines["Programs"]) == 2
+    assert sum(name.startswith("aten::mm (") for name in lines["XLA ops 1"]) == 2
+    host = [e.name for line in planes["/host:CPU"].lines for e in line.events]
+    assert host.count("forward") == 2 and host.count("train") == 2
+    # The rows lie where XLA's own events of the same instructions do.
+    own = [
+        e.start_ns
+        for line in planes["/host:CPU"].lines
+        for e in line.events
+        if "hlo_op" in dict(e.stats)
+    ]
+    rows = [e.start_ns for l in planes["/device:CUSTOM:tpu:0"].lines if "XLA" in l.name for e in l.events]
+    assert sorted(own) == sorted(rows)
+
+
+def test_files_are_written_where_the_block_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), torch.tpu.profiler.trace(tmp_path) as taken:
+        raise ValueError("of the user's")
+    assert taken.xplane.exists() and taken.perfetto.exists()
+
+
+def test_tools_of_xprof_say_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="No profile"):
+        torch.tpu.profiler.tool(tmp_path, "roofline_model")
+    with torch.tpu.profiler.trace(tmp_path):
+        torch.ones(2, device="tpu").sum().item()
+    try:
+        import xprof  # noqa: F401
+    except ImportError:
+        with pytest.raises(ModuleNotFoundError, match="pip install xprof"):
+            torch.tpu.profiler.tool_names(tmp_path)
+    else:
+        assert "roofline_model" in torch.tpu.profiler.tool_names(tmp_path)
