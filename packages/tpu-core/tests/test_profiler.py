@@ -13,11 +13,14 @@ from typing import Any
 import jax
 import pytest
 import torch
-from interpreter import run
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from interpreter import run
 from tpu_core import _C, modes
+from tpu_core.pjrt import profiling
+from tpu_core.profiler import xplane
+from tpu_core.profiler.rows import Kind, Row, op_name, short_name
 
 HERE = Path(__file__).name
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
@@ -117,7 +120,12 @@ def test_cpu_kernels_have_rows_of_the_device(host: None, tmp_path: Path) -> None
     x = torch.randn(64, 64, device="tpu")
     events = chrome(profiled(lambda: step(x)), tmp_path)
     kernels = [e for e in events if e.get("cat") == "kernel"]
-    assert [e["args"]["op"] for e in kernels] == ["aten::mm", "aten::relu", "aten::mul", "aten::sum"]
+    assert [e["args"]["op"] for e in kernels] == [
+        "aten::mm",
+        "aten::relu",
+        "aten::mul",
+        "aten::sum",
+    ]
     assert all(f"({HERE}:" in e["name"] for e in kernels)
     by_id = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op"}
     for e in kernels:
@@ -289,9 +297,7 @@ def test_without_the_trace_of_xla_the_other_rows_are_there(tmp_path: Path) -> No
     assert "tpu::launch" in {e.name for e in taken.events()}
 
 
-def test_files_for_xprof_and_perfetto(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_for_xprof_and_perfetto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(64, 64, device="tpu")
     with modes.using(FUSED), torch.tpu.profiler.trace(tmp_path) as taken:
         for i in range(2):
@@ -320,7 +326,12 @@ def test_files_for_xprof_and_perfetto(
         for e in line.events
         if "hlo_op" in dict(e.stats)
     ]
-    rows = [e.start_ns for l in planes["/device:CUSTOM:tpu:0"].lines if "XLA" in l.name for e in l.events]
+    rows = [
+        e.start_ns
+        for l in planes["/device:CUSTOM:tpu:0"].lines
+        if "XLA" in l.name
+        for e in l.events
+    ]
     assert sorted(own) == sorted(rows)
 
 
@@ -342,3 +353,28 @@ def test_tools_of_xprof_say_what_to_install(tmp_path: Path) -> None:
             torch.tpu.profiler.tool_names(tmp_path)
     else:
         assert "roofline_model" in torch.tpu.profiler.tool_names(tmp_path)
+
+
+def test_a_trace_of_a_tpu_has_programs_and_instructions_on_lines_of_their_own() -> None:
+    def row(track: int, name: str, start: int, end: int, **stats: int) -> Row:
+        return Row(Kind.OP, name, start, end, 0, track, metadata=stats)
+
+    rows = [
+        row(0, "jit_run(17)", 100, 200, run_id=5),
+        row(0, "jit_run(17)", 300, 400, run_id=6),
+        row(1, "%fusion.3 = f32[8]{0} fusion(%a)", 110, 150),
+        row(1, "%copy = f32[8]{0} copy(%b)", 310, 320),
+        row(1, "%copy = f32[8]{0} copy(%b)", 250, 260),  # of no program
+    ]
+    tracks = {0: "XLA Modules", 1: "XLA Ops"}
+    trace = profiling.read(xplane.plane("/device:TPU:3", rows, tracks, 0))
+    found = [(e.op, e.program, e.run, e.device, e.start, e.end) for e in trace.ops]
+    assert found == [("fusion.3", 17, 5, 3, 110, 150), ("copy", 17, 6, 3, 310, 320)]
+
+
+def test_names_are_those_of_the_op_and_the_users_line() -> None:
+    assert short_name("aten.add.Tensor") == short_name("aten::add.Tensor") == "aten::add"
+    assert op_name("aten::add", "/home/me/train.py:31 in step") == "aten::add (train.py:31)"
+    assert op_name("aten::add", "") == "aten::add"
+    quoted = Row(Kind.OP, 'a "b"', 0, 1, 0, 0, metadata={"line": "c\\d"}).native()
+    assert json.loads(f'["{quoted[1]}", "{quoted[-1][0][1]}"]') == ['a "b"', "c\\d"]

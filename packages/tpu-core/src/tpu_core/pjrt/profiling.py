@@ -62,13 +62,13 @@ class OpEvent:
 
     @property
     def run_key(self) -> RunKey:
-        """What tells its run from all others."""
+        """Key of its run, unlike all others."""
         return self.program, self.device, self.run
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A call that sent a program to a device, nanoseconds since the epoch, and the run it led to."""
+    """A call that sent a program to a device, and its run; nanoseconds since the epoch."""
 
     start: int
     end: int
@@ -77,7 +77,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class XlaTrace:
-    """What XLA's trace says of programs.
+    """Programs in XLA's trace.
 
     Attributes:
         started: Time at which the trace began, nanoseconds since the epoch.
@@ -98,36 +98,67 @@ def read(xspace: bytes) -> XlaTrace:
     ops: list[OpEvent] = []
     calls = _Calls()
     for plane in data.planes:
-        device = re.fullmatch(r"/device:\w+:(\d+).*", plane.name)
-        if device is None and not plane.name.startswith("/host:CPU"):
-            continue
-        for i, line in enumerate(plane.lines):
-            if device is not None and line.name in ("XLA Modules", "Steps", "Framework Ops"):
-                continue
-            for event in line.events:
-                stats = dict(event.stats)
-                start = started + int(event.start_ns)
-                end = start + int(event.duration_ns)
-                if "hlo_op" not in stats or "run_id" not in stats:
-                    calls.add(i, event.name, start, end, stats)
-                    continue
-                op = OpEvent(
-                    str(stats["hlo_op"]),
-                    int(stats.get("program_id", 0)),
-                    int(stats["run_id"]),
-                    int(device[1] if device else stats.get("device_ordinal", 0)),
-                    f"{plane.name} {i}",
-                    start,
-                    end,
-                )
-                ops.append(op)
-                calls.ran(i, op)
+        if (device := re.fullmatch(r"/device:(?!CUSTOM)\w+:(\d+)", plane.name)) is not None:
+            ops += _device_ops(plane, int(device[1]), started)
+        elif plane.name == "/host:CPU":
+            for i, line in enumerate(plane.lines):
+                for event in line.events:
+                    stats = dict(event.stats)
+                    start = started + int(event.start_ns)
+                    end = start + int(event.duration_ns)
+                    if "hlo_op" not in stats or "run_id" not in stats:
+                        calls.add(i, event.name, start, end, stats)
+                        continue
+                    op = OpEvent(
+                        str(stats["hlo_op"]),
+                        int(stats.get("program_id", 0)),
+                        int(stats["run_id"]),
+                        int(stats.get("device_ordinal", 0)),
+                        f"{plane.name} {i}",
+                        start,
+                        end,
+                    )
+                    ops.append(op)
+                    calls.ran(i, op)
     ops.sort(key=lambda e: (e.start, -e.end))
     return XlaTrace(started, ops, calls.executions())
 
 
+def _device_ops(plane: Any, device: int, started: int) -> list[OpEvent]:
+    """The runs of instructions on a TPU, which has a line of programs and one of instructions."""
+    modules: list[tuple[int, int, int, int]] = []  # start, end, program, run
+    for line in plane.lines:
+        if line.name != "XLA Modules":
+            continue
+        for event in line.events:
+            stats = dict(event.stats)
+            number = re.search(r"\((\d+)\)$", event.name)  # jit_run(17)
+            start = started + int(event.start_ns)
+            end = start + int(event.duration_ns)
+            run = int(stats.get("run_id", start))
+            modules.append((start, end, int(number[1]) if number else 0, run))
+    modules.sort()
+    found = []
+    for line in plane.lines:
+        if line.name not in ("XLA Ops", "Async XLA Ops"):
+            continue
+        for event in line.events:
+            start = started + int(event.start_ns)
+            at = bisect.bisect_right(modules, (start, 1 << 63)) - 1
+            if at < 0 or start > modules[at][1]:
+                continue
+            # The name is the instruction's text: %fusion.3 = f32[8]{0} fusion(...)
+            name = event.name.split(" = ", 1)[0].lstrip("%")
+            end = start + int(event.duration_ns)
+            found.append(OpEvent(name, *modules[at][2:], device, line.name, start, end))
+    return found
+
+
 class _Calls:
-    """Finds the runs that calls led to: XLA:CPU notes the task that a call gives to another thread."""
+    """Finds the runs that calls led to.
+
+    XLA:CPU notes the task that a call gives to another thread.
+    """
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, int, int]] = []  # start, end, line

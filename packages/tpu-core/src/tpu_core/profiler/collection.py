@@ -23,7 +23,7 @@ _kept: list[list[Taken]] = []
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a profile has found.
+    """A finished profile.
 
     Attributes:
         xspace: XLA's trace, empty where the device was not used.
@@ -39,7 +39,7 @@ class Taken:
 
 @contextmanager
 def keeping() -> Iterator[list[Taken]]:
-    """Keep what the profiles that end in the block have found.
+    """Keep the profiles that end in the block.
 
     Yields:
         A list that they are added to.
@@ -167,7 +167,7 @@ def stop() -> None:
 
 
 def rows() -> dict[str, Any]:
-    """What the extension hands to Kineto: rows, and the names of devices and tracks."""
+    """Rows for Kineto, with the names of the devices and tracks that they are on."""
     with _lock:
         raw = _C.take_profile()
         if _profile is None:

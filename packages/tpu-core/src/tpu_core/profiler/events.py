@@ -1,4 +1,4 @@
-"""What the extension noted while a profile was taken."""
+"""Raw events of the extension, noted while a profile was taken."""
 
 from __future__ import annotations
 
@@ -84,6 +84,9 @@ class Events:
         """From the dict that the extension gives."""
         return cls(
             [HostOp(*e) for e in raw["host_ops"]],
-            [Launch(*e[:-1], [RecordedOp(*n) for n in e[-1]]) for e in raw["launches"]],
+            [
+                Launch(*event, ops=[RecordedOp(*n) for n in nodes])
+                for *event, nodes in raw["launches"]
+            ],
             [Transfer(*e) for e in raw["transfers"]],
         )

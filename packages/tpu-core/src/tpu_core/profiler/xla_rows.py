@@ -24,7 +24,7 @@ _LABEL = re.compile(r"(?:([^/]+:\d+)/)?([\w.:]+)#(\w+)")
 
 
 class Programs:
-    """What the HLO of programs says, read when it is asked for.
+    """Instructions of programs, read from their HLO when they are asked for.
 
     Args:
         backend: The PJRT client.
@@ -242,7 +242,7 @@ def _op_row(
     if node is not None:
         row.correlation = node.correlation
     fused = [_described(source, launch) for source in instruction.fused]
-    others = dict.fromkeys(op_name(o, l) for o, l, _ in fused if o)
+    others = dict.fromkeys(op_name(op, line) for op, line, _ in fused if op)
     if len(others) > 1:
         row.metadata["fused"] = ", ".join(others)
     return row

@@ -51,9 +51,7 @@ def plane(name: str, rows: Sequence[Row], tracks: Mapping[int, str], start: int)
 
 def _entry(field: int, number: int, name: str) -> bytes:
     """An entry of a map from numbers to what they name."""
-    return _message(
-        field, _integer(1, number), _message(2, _integer(1, number), _text(2, name))
-    )
+    return _message(field, _integer(1, number), _message(2, _integer(1, number), _text(2, name)))
 
 
 def _varint(value: int) -> bytes:

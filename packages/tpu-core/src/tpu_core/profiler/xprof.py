@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
-
 
 
 def tool_names(folder: str | os.PathLike[str]) -> list[str]:
@@ -60,7 +60,7 @@ def _files(folder: str | os.PathLike[str]) -> list[str]:
 
 def _converter() -> Any:
     try:
-        from xprof.convert import raw_to_tool_data
+        raw_to_tool_data = importlib.import_module("xprof.convert.raw_to_tool_data")
     except ImportError as error:
         raise ModuleNotFoundError(
             "XProf's tools need package 'xprof': pip install xprof"
