@@ -19,6 +19,7 @@ MARK = "--- end of block ---"
 def run(*arguments: str | Path, text: str | None = None) -> str:
     # As for a reader: a page that is about programs says which tier it wants.
     env = {name: value for name, value in os.environ.items() if name != "TPU_TIERS"}
+    env["KINETO_LOG_LEVEL"] = "99"  # PyTorch 2.13 logs each profile to stderr
     result = subprocess.run(
         [sys.executable, *arguments],
         input=text,
@@ -54,6 +55,7 @@ def test_reference_pages_are_those_the_code_generates() -> None:
         "tutorials/make-it-fast.md",
         "tutorials/kill-recompilations.md",
         "tutorials/find-a-wrong-number.md",
+        "tutorials/profile-it.md",
         "tutorials/torch-compile.md",
         "tutorials/bring-your-jax-function.md",
         "tutorials/write-a-pallas-kernel.md",

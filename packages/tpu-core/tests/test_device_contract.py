@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from device_contract import accelerator, amp, devices, registration, rng, serialization, training
+from device_contract import (
+    accelerator,
+    amp,
+    devices,
+    profiling,
+    registration,
+    rng,
+    serialization,
+    training,
+)
 from tpu_core.conformance import Requirement, contract_page, device_contract, parse
 
 CHECKS: dict[str, Callable[..., None]] = {
     name: function
-    for module in (accelerator, amp, devices, registration, rng, serialization, training)
+    for module in (accelerator, amp, devices, profiling, registration, rng, serialization, training)
     for name, function in vars(module).items()
     if name.startswith("check_")
 }
@@ -50,7 +59,7 @@ def test_every_row_that_is_there_has_a_check_and_every_check_a_row() -> None:
 
 def test_groups_of_this_package_lack_nothing_expected() -> None:
     lacking = [r.id for r in ROWS if r.status != "yes" and r.priority != "P2"]
-    assert [id for id in lacking if id[0] in "RADGMSLKOTX"] == []
+    assert [id for id in lacking if id[0] in "RADGMSLKOTXP"] == []
 
 
 def test_page_lists_every_row() -> None:

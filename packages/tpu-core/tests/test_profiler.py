@@ -118,8 +118,11 @@ def test_device_time_is_summed_by_aten_op() -> None:
 
 def test_cpu_kernels_have_rows_of_the_device(host: None, tmp_path: Path) -> None:
     x = torch.randn(64, 64, device="tpu")
-    events = chrome(profiled(lambda: step(x)), tmp_path)
+    taken = profiled(lambda: step(x))
+    events = chrome(taken, tmp_path)
     kernels = [e for e in events if e.get("cat") == "kernel"]
+    # PyTorch's own row of the kernel would count the op twice.
+    assert [a.count for a in taken.key_averages() if a.key == "aten::mm"] == [1]
     assert [e["args"]["op"] for e in kernels] == [
         "aten::mm",
         "aten::relu",

@@ -11,11 +11,13 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -412,6 +414,9 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   lock.unlock();
   try {
     at::AutoDispatchBelowADInplaceOrView below;
+    // The kernel's row is the device's: its own calls would count the op twice.
+    std::optional<at::DisableRecordFunctionGuard> unrecorded;
+    if (started) unrecorded.emplace();
     if (function_) function_(key, stack);
     else kernel_->callBoxed(stack);
   } catch (const c10::NotImplementedError&) {

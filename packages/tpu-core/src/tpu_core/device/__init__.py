@@ -7,6 +7,7 @@ imports jax by itself.
 from __future__ import annotations
 
 import functools
+import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -156,9 +157,7 @@ def __getattr__(name: str) -> Any:
 
         return modes.active().name
     if name == "profiler":
-        from tpu_core import profiler
-
-        return profiler
+        return importlib.import_module("tpu_core.device.profiler")
     if name.startswith("__"):
         raise AttributeError(name)
     if not name.startswith("_") and (contributed := _contributed().get(name)) is not None:

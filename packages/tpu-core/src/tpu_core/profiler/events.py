@@ -84,9 +84,11 @@ class Events:
         """From the dict that the extension gives."""
         return cls(
             [HostOp(*e) for e in raw["host_ops"]],
-            [
-                Launch(*event, ops=[RecordedOp(*n) for n in nodes])
-                for *event, nodes in raw["launches"]
-            ],
+            [_launch(*e) for e in raw["launches"]],
             [Transfer(*e) for e in raw["transfers"]],
         )
+
+
+def _launch(*fields: Any) -> Launch:
+    nodes = fields[-1]
+    return Launch(*fields[:-1], [RecordedOp(*n) for n in nodes])  # type: ignore[call-arg]
