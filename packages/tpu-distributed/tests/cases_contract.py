@@ -49,6 +49,21 @@ def case_mesh() -> None:
     assert dist.get_world_size() == SIZE
 
 
+def case_profiles_of_ranks_lie_in_one_folder() -> None:
+    folder = Path(os.environ["CHECKPOINTS"]) / "profiles"
+    x = torch.ones(1024, device="tpu")
+    with torch.tpu.profiler.trace(folder) as taken:
+        dist.all_reduce(x)
+        x.sum().item()
+    rows = [e for e in taken.profile.events() if e.name.startswith("all_reduce (")]
+    assert [e.device_type == torch.autograd.DeviceType.PrivateUse1 for e in rows] == [True]
+    dist.barrier()
+    (run,) = folder.glob("plugins/profile/*")
+    files = sorted(file.name.split(".", 1)[1] for file in run.iterdir())
+    kinds = ("perfetto.json.gz", "xplane.pb")
+    assert files == [f"rank{r}.{kind}" for r in range(dist.get_world_size()) for kind in kinds]
+
+
 def case_hooks_of_pytorch() -> None:
     whole = made()
     F.mse_loss(whole(batch()), torch.ones(4 * SIZE, 4)).backward()
