@@ -8,6 +8,7 @@
 #include "lines.h"
 #include "list_calls.h"
 #include "memory.h"
+#include "memory_history.h"
 #include "process_group.h"
 #include "program.h"
 #include "promises.h"
@@ -305,6 +306,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_patience", &set_patience);
   m.def("note_compile", &note_compile);
   m.def("set_tiers", [](int tiers) { set_tiers(static_cast<Tiers>(tiers)); });
+  register_memory_history(m);
   m.def("user_line", [] {
     Line line;
     {
