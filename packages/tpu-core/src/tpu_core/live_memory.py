@@ -19,8 +19,11 @@ BUFFERS = "buffers"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
 TENSORS = "other tensors"
-SAVED = "saved for backward"  # no Python object has them
-_KINDS = (PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER, TENSORS, SAVED)
+# Results of ops with a gradient, and what no Python object has: saved for backward.
+ACTIVATIONS = "activations"
+PENDING = "still to be computed"  # results of recorded ops
+RUNNING = "results of the ops that run"
+_KINDS = (PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER, TENSORS, ACTIVATIONS, PENDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class LiveTensor:
 
     Attributes:
         kind: One of the kinds above.
+        is_pending: It is the result of recorded ops, and takes memory once they have run.
         name: Such as ``"GPT.head.weight"``; "" where there is none.
         nbytes: Bytes that it holds.
         dtype, shape: Of its value.
@@ -41,6 +45,7 @@ class LiveTensor:
     dtype: str
     shape: tuple[int, ...]
     line: str | None
+    is_pending: bool = False
 
     @property
     def geometry(self) -> str:
@@ -52,7 +57,7 @@ class LiveTensor:
 
 
 def live_tensors(device: int) -> list[LiveTensor]:
-    """Storages that hold memory of a device, the largest first.
+    """Storages that hold memory of a device, or will once recorded ops have run, the largest first.
 
     Storages that share a value, as a tensor and its `clone()` do until one is written, count once.
 
@@ -62,14 +67,14 @@ def live_tensors(device: int) -> list[LiveTensor]:
     names = _names(gc.get_objects())
     found: dict[int, LiveTensor] = {}
     for address, value, nbytes, allocated, dtype, shape, stack in _C.live_storages(device):
-        if not allocated:
-            continue
-        kind, name = names.get(address, (SAVED, ""))
+        kind, name = names.get(address, (ACTIVATIONS, ""))
         known = found.get(value)
         if known is not None and _KINDS.index(known.kind) <= _KINDS.index(kind):
             continue
         line = memory_history.stack(stack).line
-        found[value] = LiveTensor(kind, name, nbytes, _dtype_name(dtype), shape, line)
+        found[value] = LiveTensor(
+            kind, name, nbytes, _dtype_name(dtype), shape, line, is_pending=not allocated
+        )
     return sorted(found.values(), key=lambda tensor: -tensor.nbytes)
 
 
@@ -77,7 +82,7 @@ def bytes_by_kind(tensors: Iterable[LiveTensor]) -> dict[str, int]:
     """Bytes of each kind that there is, in the order of the kinds."""
     sums = dict.fromkeys(_KINDS, 0)
     for tensor in tensors:
-        sums[tensor.kind] += tensor.nbytes
+        sums[PENDING if tensor.is_pending else tensor.kind] += tensor.nbytes
     return {kind: nbytes for kind, nbytes in sums.items() if nbytes}
 
 
@@ -121,7 +126,8 @@ def _names(objects: list[Any]) -> dict[int, tuple[str, str]]:
             for key, value in state.items():
                 note(value, OPTIMIZER, f"{key} of {name}")
     for tensor in tensors:
-        note(tensor, TENSORS, "")
+        if _is_on_device(tensor) and not (tensor.requires_grad and not tensor.is_leaf):
+            note(tensor, TENSORS, "")
     return names
 
 
@@ -132,6 +138,8 @@ def _roots(modules: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Modul
     for module in modules:
         if id(module) in children:
             continue
+        while "_orig_mod" in module._modules:  # of torch.compile
+            module = module._modules["_orig_mod"]
         name = type(module).__name__
         counts[name] = counts.get(name, 0) + 1
         yield (name if counts[name] == 1 else f"{name} ({counts[name]})"), module

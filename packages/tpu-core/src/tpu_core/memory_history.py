@@ -11,15 +11,11 @@ import enum
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 
 from tpu_core import _C, runtime
 
-if TYPE_CHECKING:
-    from tpu_core.report.tables import Table
-
-_MOST_ROWS = 20  # of a table
 _LARGE = 1 << 20  # of a segment that memory_viz calls "large"
 
 
@@ -56,6 +52,7 @@ class Stack:
 
 NO_STACK = Stack("", [], None)
 _stacks: list[Stack] = []
+_skipped: tuple[str, ...] = ()
 _lock = threading.Lock()
 
 
@@ -66,6 +63,7 @@ def start(
     stacks_of_frees: bool,
     max_entries: int,
     clear: bool,
+    skip_actions: tuple[str, ...] = (),
 ) -> None:
     """Record memory from now on.
 
@@ -74,7 +72,10 @@ def start(
         stacks, stacks_of_frees: Keep the stacks of allocations, of frees.
         max_entries: Number of latest events that are kept.
         clear: Drop the events so far.
+        skip_actions: Actions of memory_viz that snapshots leave out.
     """
+    global _skipped
+    _skipped = skip_actions
     runtime.initialize()
     _C.start_memory_history(events, stacks, stacks_of_frees, max_entries, clear)
 
@@ -118,18 +119,14 @@ def _read(
     return Stack(name, shown, line)
 
 
-def snapshot(skip_actions: Sequence[str] = ()) -> dict[str, Any]:
-    """What is allocated and the events that are kept, in the format of PyTorch's memory_viz.
-
-    Args:
-        skip_actions: Actions of the trace that are left out.
-    """
+def snapshot() -> dict[str, Any]:
+    """What is allocated and the events that are kept, in the format of PyTorch's memory_viz."""
     events, live = _C.memory_history()
     segments = [_segment(device, address, nbytes, stack(s)) for device, s, address, nbytes in live]
     traces: list[list[dict[str, Any]]] = [[] for _ in range(runtime.device_count())]
     for event, device, s, address, nbytes, free, microseconds in events:
         for entry in _entries(Event(event), address, nbytes, free, stack(s)):
-            if entry["action"] not in skip_actions:
+            if entry["action"] not in _skipped:
                 entry |= {"stream": 0, "pool_id": (0, 0), "time_us": microseconds}
                 traces[device].append(entry)
     return {
@@ -250,26 +247,3 @@ def _peak(device: int, events: list[Any], live: list[Any]) -> Peak:
         rows.setdefault((place.line, place.name or "values"), []).append(nbytes)
     found = [PeakRow(line, use, sum(sizes), len(sizes)) for (line, use), sizes in rows.items()]
     return Peak(device, most, sorted(found, key=lambda row: -row.nbytes))
-
-
-def peak_tables(device: int | None = None) -> list[Table]:
-    """Tables of `peaks` for a report: one a device that has events.
-
-    Args:
-        device: The only one, if given.
-    """
-    from tpu_core.errors_base import format_bytes
-    from tpu_core.report.tables import Table
-
-    return [
-        Table(
-            f"Peak memory of tpu:{peak.device}: {format_bytes(peak.nbytes)}",
-            ("bytes", "count", "line", "use"),
-            [
-                (format_bytes(r.nbytes), str(r.count), r.line or "not recorded", r.use)
-                for r in peak.rows[:_MOST_ROWS]
-            ],
-        )
-        for peak in peaks()
-        if device in (None, peak.device)
-    ]

@@ -106,7 +106,7 @@ def refuse_program(
         OutOfMemoryError: Live values, outputs and temporaries would exceed the limit.
     """
     limit, used = limit_of(device, live)
-    what = f", running a program of {program.ops} ops"
+    what = f": a program of {program.ops} ops was to run"
     raise _error(device, what, needed, limit, used, program.line, inside)
 
 
@@ -155,20 +155,22 @@ def _error(
     from tpu_core import live_memory
 
     _C.note_out_of_memory(device, needed, max((limit or 0) - used, 0))
-    tensors = live_memory.live_tensors(device)
-    kinds = live_memory.bytes_by_kind(tensors)
+    allocated = [tensor for tensor in live_memory.live_tensors(device) if not tensor.is_pending]
+    kinds = live_memory.bytes_by_kind(allocated)
+    if (rest := used - sum(kinds.values())) > 0:
+        kinds[live_memory.RUNNING] = rest
     values: dict[str, object] = {}
     if kinds:
         values["live by kind"] = _listed(kinds.items())
         values["largest"] = "; ".join(
-            f"{format_bytes(tensor.nbytes)} {tensor}" for tensor in tensors[:_LARGEST]
+            f"{format_bytes(tensor.nbytes)} {tensor}" for tensor in allocated[:_LARGEST]
         )
     if inside:
         values["largest inside the program"] = "; ".join(
             f"{format_bytes(nbytes)} at {place}" for place, nbytes in inside
         )
     return OutOfMemoryError(
-        f"Out of memory on tpu:{device}{doing}.",
+        f"Device tpu:{device} is out of memory{doing}.",
         needed=needed,
         limit=limit,
         live=used,
@@ -188,8 +190,8 @@ def _remedies(kinds: dict[str, int], inside: int) -> Iterator[str]:
 
     frees = {
         live.GRADIENTS: "optimizer.zero_grad() frees {} of gradients.",
-        live.SAVED: "backward(), or dropping the loss, frees {} that autograd saved; "
-        "torch.no_grad() saves nothing.",
+        live.ACTIVATIONS: "backward(), or dropping the loss and other results of the forward, frees {} "
+        "of activations; torch.no_grad() keeps none.",
         live.TENSORS: "Deleting tensors that are no longer needed frees up to {}: "
         "torch.tpu.memory_summary() lists them.",
     }
@@ -204,27 +206,19 @@ def _remedies(kinds: dict[str, int], inside: int) -> Iterator[str]:
 def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Global hook of ``torch.optim``: what a step changes on the host is given back with the rest.
 
-    The step counters of Adam and its kind are on the host. Where what is recorded may find too
-    little memory, the step has happened there and not on the device.
+    The step counters of Adam and its kind are on the host, and the dictionaries of its state. Where what
+    is recorded finds too little memory, the step has happened there and not on the device.
     """
     device = _C.current_device()
-    if not _C.is_initialized():
-        return
-    limit, _used = limit_of(device, 0)
-    if limit is not None and _C.most_memory(device) > limit:
+    if _C.is_initialized() and limit_of(device, 0)[0] is not None:
         _C.add_undo(device, _undo_of(optimizer))
 
 
 def _undo_of(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     # Tensors of the device are what they were by then; who changes them on the host does so in
-    # place.
+    # place. Nearly all of those are single numbers.
     before = {
-        key: {
-            name: (value, value.clone())
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu"
-            else (value, None)
-            for name, value in state.items()
-        }
+        key: {name: (value, _host_copy(value)) for name, value in state.items()}
         if isinstance(state, dict)
         else None
         for key, state in optimizer.state.items()
@@ -239,8 +233,17 @@ def _undo_of(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
             restored = optimizer.state[key]
             restored.clear()
             for name, (value, copy) in state.items():
-                if copy is not None:
+                if isinstance(copy, torch.Tensor):
                     value.copy_(copy)
+                elif copy is not None:
+                    value.fill_(copy)
                 restored[name] = value
 
     return undo
+
+
+def _host_copy(value: Any) -> Any:
+    """The contents of a tensor on the host: a number, or a copy; None of anything else."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return None
+    return value.item() if value.ndim == 0 else value.clone()

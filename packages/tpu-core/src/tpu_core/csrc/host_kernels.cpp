@@ -404,7 +404,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
   const bool under_way = ++counters().host_ops == kFirstOps;
-  if (is_differentiated({args_, n})) user_line();  // the line of the backward ops too
+  if (is_differentiated(c10::ArrayRef<c10::IValue>(args_, n))) user_line();  // the line of the backward ops too
   const Writing writing(c);
   lock.unlock();
   try {

@@ -64,9 +64,9 @@ class AddressSpace {
   bool contains(const void* p) const {
     return base_ && p >= base_ && p < base_ + kSpace;
   }
-  void add_cells(std::vector<std::pair<const void*, ValuePtr>>& cells) const {
+  void add_cells(std::vector<std::pair<const Cell*, ValuePtr>>& cells) const {
     for (const auto& [address, cell] : cells_)
-      if (cell->in_use) cells.emplace_back(address, cell->value);
+      if (cell->in_use) cells.emplace_back(cell, cell->value);
   }
   void add_values(std::vector<ValuePtr>& values) const {
     for (const auto& [address, cell] : cells_)
@@ -289,8 +289,8 @@ std::vector<ValuePtr> live_values() {
   return values;
 }
 
-std::vector<std::pair<const void*, ValuePtr>> live_cells(int16_t device) {
-  std::vector<std::pair<const void*, ValuePtr>> cells;
+std::vector<std::pair<const Cell*, ValuePtr>> live_cells(int16_t device) {
+  std::vector<std::pair<const Cell*, ValuePtr>> cells;
   std::lock_guard<std::mutex> lock(g_space_mutex);
   g_spaces.at(device).add_cells(cells);
   return cells;

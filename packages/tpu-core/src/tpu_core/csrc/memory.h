@@ -23,8 +23,8 @@ int16_t device_of_address(const void* ptr);  // -1 where the address is not ours
 
 Cell* cell_of_address(const void* ptr);  // the live storage that starts there, or null
 std::vector<ValuePtr> live_values();     // of every storage
-// The address and the value of each storage of a device; of those without a byte there is none.
-std::vector<std::pair<const void*, ValuePtr>> live_cells(int16_t device);
+// Each storage of a device with its value; those without a byte are left out.
+std::vector<std::pair<const Cell*, ValuePtr>> live_cells(int16_t device);
 
 // Statistics: `bytes` enter (or leave) device memory; `note_peak` counts what a program held while it ran.
 void account(int16_t device, int64_t bytes);

@@ -156,7 +156,7 @@ void record_snapshot(int16_t device) {
 }
 
 // (address of the storage, address of the value, bytes, whether they are allocated, dtype, sizes, stack) of
-// each storage of the device.
+// each storage of the device: of what it holds until recorded ops have run, or of their result where it is new.
 py::list live_storages(int16_t device) {
   struct Held {
     const void* address;
@@ -168,7 +168,12 @@ py::list live_storages(int16_t device) {
   {
     Lock lock(g_mutex, std::defer_lock);
     acquire(lock);
-    for (auto& [address, v] : live_cells(device)) found.push_back({address, v, v->layout, v->accounted});
+    const auto former = former_values();
+    for (auto& [cell, latest] : live_cells(device)) {
+      const auto old = latest->accounted ? former.end() : former.find(cell);
+      const auto& v = old == former.end() ? latest : old->second;
+      found.push_back({cell->address, v, v->layout, v->accounted});
+    }
   }
   py::list all;
   for (const auto& [address, v, l, accounted] : found)
@@ -208,6 +213,16 @@ void record_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes) {
   const StackId stack = g_keeps_stacks ? current_stack() : 0;
   std::lock_guard<std::mutex> lock(g_history_mutex);
   if (g_records_memory) add_event(MemoryEvent::OutOfMemory, device, stack, 0, needed, free_bytes);
+}
+
+void complete_stacks(const Segment& s) {
+  if (!g_keeps_stacks) return;
+  for (const auto& n : s.nodes)
+    for (uint32_t k = n.operands; k < n.operands + n.outputs; ++k) {
+      const auto slot = s.refs[n.refs + k];
+      if (slot == kNoSlot || s.slots[slot]->stack || !n.line.code) continue;
+      s.slots[slot]->stack = named_stack("", {n.line});
+    }
 }
 
 TemporariesRecord::TemporariesRecord(

@@ -23,6 +23,9 @@ void record_free(const Value& v, bool donated);
 // An allocation or program of so many bytes found only `free_bytes`.
 void record_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes);
 
+// Gives values that were recorded before the history began the line of their op.
+void complete_stacks(const Segment& s);
+
 // Temporaries of a program, from its start until its results are values. XLA knows how many bytes they are;
 // the lines are those of the largest results of ops that the program does not return.
 class TemporariesRecord {

@@ -264,7 +264,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("note_out_of_memory", &note_out_of_memory);
   m.def("set_memory_checked", &set_memory_checked);
   m.def("memory_is_checked", &memory_is_checked);
-  m.def("most_memory", &most_memory);
   m.def("add_undo", [](int device, py::handle f) { add_undo(static_cast<int16_t>(device), f.ptr()); });
   m.def("value_array", &value_array);
   m.def("mark_shared", [](const at::Tensor& t) { cell_of(t)->value->shared = true; });

@@ -297,6 +297,7 @@ void run(Segment& s, Cut& c) {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
       const TemporariesRecord temporaries(s, c.live, program.temporaries);
+      if (records_memory()) complete_stacks(s);
       // Inputs that nothing else holds: drop them first, so that memory statistics see them go.
       for (auto i : c.donated) drop_array(*s.slots[i]);
       size_t result = 0;

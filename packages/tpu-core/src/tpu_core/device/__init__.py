@@ -10,6 +10,8 @@ import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import torch
+
 from tpu_core.device.amp import get_amp_supported_dtype
 from tpu_core.device.devices import (  # noqa: F401 (PyTorch looks the private names up)
     _DeviceGuard,
@@ -41,6 +43,7 @@ from tpu_core.device.memory import (
     memory_reserved,
     memory_snapshot,
     memory_stats,
+    memory_stats_as_nested_dict,
     memory_summary,
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
@@ -81,8 +84,12 @@ from tpu_core.device.streams import (
     stream,
 )
 
+# Under the name that CUDA's module has, too.
+OutOfMemoryError = torch.OutOfMemoryError
+
 __all__ = [
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "compare",
     "compile_report",
@@ -117,6 +124,7 @@ __all__ = [
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "metrics",
     "no_recompile",

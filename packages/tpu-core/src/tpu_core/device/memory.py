@@ -16,7 +16,6 @@ _MOST_TENSORS = 10
 _ACTIONS = (
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"
 )
-_skipped: tuple[str, ...] = ()
 
 
 def _device(device: Any) -> torch.device:
@@ -30,6 +29,18 @@ def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
     included; ``.peak`` also counts the temporaries of the programs that ran.
     """
     return torch.accelerator.memory_stats(_device(device))
+
+
+def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
+    """The statistics as a tree: ``stats["allocated_bytes"]["all"]["peak"]``."""
+    tree: dict[str, Any] = {}
+    for name, value in memory_stats(device).items():
+        *path, leaf = name.split(".")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[leaf] = value
+    return tree
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -124,7 +135,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """
     from tpu_core import live_memory, memory_history
     from tpu_core.errors_base import format_bytes
-    from tpu_core.report.tables import Table
+    from tpu_core.report import Table, peak_table, short
 
     place = _device(device)
     stats = memory_stats(place)
@@ -147,12 +158,12 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
                 "Largest tensors",
                 ("bytes", "tensor", "name", "line"),
                 [
-                    (format_bytes(t.nbytes), t.geometry, t.name or t.kind, t.line or "not recorded")
+                    (format_bytes(t.nbytes), t.geometry, t.name or t.kind, short(t.line) or "not recorded")
                     for t in tensors[:_MOST_TENSORS]
                 ],
             )
         )
-        tables += memory_history.peak_tables(place.index)
+        tables += [peak_table(p) for p in memory_history.peaks() if p.device == place.index]
     return "\n\n".join(str(table) for table in tables if table.rows)
 
 
@@ -204,7 +215,6 @@ def _record_memory_history(
         >>> train()
         >>> torch.tpu.memory._dump_snapshot("memory.pickle")
     """
-    global _skipped
     from tpu_core import memory_history
 
     if isinstance(enabled, bool):
@@ -229,22 +239,22 @@ def _record_memory_history(
     if enabled is None:
         memory_history.stop()
         return
-    _skipped = tuple(skip_actions or ())
     memory_history.start(
         events=enabled == "all",
         stacks=context is not None,
         stacks_of_frees=context == "all",
         max_entries=max_entries,
         clear=clear_history,
+        skip_actions=tuple(skip_actions or ()),
     )
 
 
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
     """What is allocated and the events that were recorded, in the format of PyTorch's memory_viz.
 
-    Values of recorded ops appear once their segment has run. Each allocation is a segment of its own; addresses
-    are made up, and used once. Temporaries of a program, whose bytes are XLA's analysis, are an
-    allocation that ends with the program.
+    What this thread has recorded runs first. Each allocation is a segment of its own; addresses are made
+    up, and used once. Temporaries of a program, whose bytes are XLA's analysis, are an allocation that
+    ends with the program.
 
     Args:
         device: Ignored, as on CUDA: the snapshot has every device.
@@ -255,8 +265,9 @@ def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[
     if augment_with_fx_traces:
         raise NotImplementedError("Device 'tpu' does not add FX traces to memory snapshots.")
     if _C.records_memory():
+        _C.flush("memory snapshot")
         _C.record_snapshot(_index(device))
-    return memory_history.snapshot(_skipped)
+    return memory_history.snapshot()
 
 
 def _dump_snapshot(
