@@ -122,12 +122,12 @@ def plotted(page: str) -> dict[str, Any]:
 
 
 def test_pytorchs_tools_read_a_dump(tmp_path: Path) -> None:
-    base = torch.ones(1000, device="tpu").sum()
+    base = torch.ones(1000, device="tpu")
     torch.tpu.synchronize()
     torch.tpu.memory._record_memory_history(clear_history=True)
-    kept = torch.cat([base[None].expand(3 * MIB)] * 2)
+    kept = torch.cat([base[:1].expand(3 * MIB)] * 2)
     for _ in range(3):
-        x = base.expand(1000).clone()
+        x = base * 2
         torch.tpu.synchronize()
         del x
     file = tmp_path / "memory.pickle"
