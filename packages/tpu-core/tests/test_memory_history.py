@@ -67,9 +67,7 @@ def test_the_largest_allocation_has_the_users_line(tier: str) -> None:
     assert users_line(segment["blocks"][0]["frames"]) == line
     assert not any("tpu_core/device" in f["filename"] for f in biggest["frames"])
     del large
-    freed = max(
-        entries(torch.tpu.memory._snapshot(), "free_completed"), key=lambda e: e["size"]
-    )
+    freed = max(entries(torch.tpu.memory._snapshot(), "free_completed"), key=lambda e: e["size"])
     assert freed["addr"] == biggest["addr"] and users_line(freed["frames"])
 
 
@@ -167,7 +165,9 @@ def test_the_peak_by_line(tier: str) -> None:
     assert (peak.rows[0].nbytes, peak.rows[0].count) == (8 * MIB, 1)
     assert f"test_memory_history.py:{line} in" in (peak.rows[0].line or "")
     report = torch.tpu.compile_report()
-    assert f"test_memory_history.py:{line} in" in str(report) and "Peak memory of tpu:0" in str(report)
+    assert f"test_memory_history.py:{line} in" in str(report) and "Peak memory of tpu:0" in str(
+        report
+    )
     assert "Peak memory of tpu:0" in report.to_html() and f":{line}" in report.to_html()
     del kept, later
 
@@ -182,9 +182,15 @@ def test_the_summary_names_what_is_live(tier: str) -> None:
     torch.tpu.synchronize()
     other.add_(1)  # recorded, where programs run: the memory is what it was
     text = torch.tpu.memory_summary()
-    for name in ("Sequential.0.weight", "gradient of Sequential.0.weight", "exp_avg of Sequential.0"):
+    for name in (
+        "Sequential.0.weight",
+        "gradient of Sequential.0.weight",
+        "exp_avg of Sequential.0",
+    ):
         assert name in text
-    assert "float32[400, 400]" in text and "parameters" in text and "test_memory_history.py:" in text
+    assert (
+        "float32[400, 400]" in text and "parameters" in text and "test_memory_history.py:" in text
+    )
     assert "parameters" not in torch.tpu.memory_summary(abbreviated=True)
 
 
@@ -221,7 +227,9 @@ def test_what_is_kept_follows_the_arguments() -> None:
     assert all(not e["frames"] for e in made())
     record(context="alloc", clear_history=True)
     trace = made()
-    assert all(bool(e["frames"]) == ("alloc" in e["action"]) for e in trace if e["action"] != "snapshot")
+    assert all(
+        bool(e["frames"]) == ("alloc" in e["action"]) for e in trace if e["action"] != "snapshot"
+    )
     record(clear_history=True, skip_actions=["segment_alloc", "segment_free", "snapshot"])
     assert {e["action"] for e in made()} == {"alloc", "free_requested", "free_completed"}
 

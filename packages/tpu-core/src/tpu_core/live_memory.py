@@ -53,7 +53,9 @@ class LiveTensor:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
-        return f"{self.geometry} {self.name or self.kind}" + (f" at {self.line}" if self.line else "")
+        return f"{self.geometry} {self.name or self.kind}" + (
+            f" at {self.line}" if self.line else ""
+        )
 
 
 def live_tensors(device: int) -> list[LiveTensor]:

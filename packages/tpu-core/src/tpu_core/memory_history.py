@@ -225,7 +225,9 @@ def _peak(device: int, events: list[Any], live: list[Any]) -> Peak:
     made = {address for event, _, _, address, *_ in changes if event in _TAKES}
     # What was there when the events that are kept begin.
     held: dict[int, tuple[int, int]] = {
-        address: (s, nbytes) for d, s, address, nbytes in live if d == device and address not in made
+        address: (s, nbytes)
+        for d, s, address, nbytes in live
+        if d == device and address not in made
     }
     for event, _, _, address, nbytes, *_ in changes:
         if event in _GIVES and address not in made:

@@ -199,7 +199,9 @@ def _remedies(kinds: dict[str, int], inside: int) -> Iterator[str]:
         if kind in frees:
             yield frees[kind].format(format_bytes(nbytes))
     yield "A smaller batch, torch.utils.checkpoint and bfloat16 need less."
-    if kinds.get(live.PARAMETERS, 0) + kinds.get(live.OPTIMIZER, 0) > max(sum(kinds.values()) / 2, inside):
+    if kinds.get(live.PARAMETERS, 0) + kinds.get(live.OPTIMIZER, 0) > max(
+        sum(kinds.values()) / 2, inside
+    ):
         yield "So does sharding parameters and optimizer state over more devices (FSDP)."
 
 

@@ -14,7 +14,13 @@ from tpu_core.device.devices import _index
 
 _MOST_TENSORS = 10
 _ACTIONS = (
-    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "oom",
+    "snapshot",
 )
 
 
@@ -158,7 +164,12 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
                 "Largest tensors",
                 ("bytes", "tensor", "name", "line"),
                 [
-                    (format_bytes(t.nbytes), t.geometry, t.name or t.kind, short(t.line) or "not recorded")
+                    (
+                        format_bytes(t.nbytes),
+                        t.geometry,
+                        t.name or t.kind,
+                        short(t.line) or "not recorded",
+                    )
                     for t in tensors[:_MOST_TENSORS]
                 ],
             )

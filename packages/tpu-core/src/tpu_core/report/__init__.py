@@ -147,7 +147,9 @@ def peak_table(peak: Peak) -> Table:
     """The most memory that a device held at once, by line."""
     return Table(
         _title(
-            f"Peak memory of tpu:{peak.device}, {format_bytes(peak.nbytes)}", len(peak.rows), "largest"
+            f"Peak memory of tpu:{peak.device}, {format_bytes(peak.nbytes)}",
+            len(peak.rows),
+            "largest",
         ),
         ("bytes", "count", "use", "line"),
         [
