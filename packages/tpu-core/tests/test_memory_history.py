@@ -1,4 +1,4 @@
-"""The history of device memory: snapshots that PyTorch's own tools read, the peak by line, summaries."""
+"""History of device memory: snapshots that PyTorch's tools read, the peak by line, summaries."""
 
 from __future__ import annotations
 

@@ -81,11 +81,8 @@ def test_a_fraction_of_the_memory() -> None:
     [(1, TypeError), ("0.5", TypeError), (1.5, ValueError), (-0.1, ValueError)],
 )
 def test_fractions_that_are_refused(fraction: object, error: type[Exception]) -> None:
-    with pytest.raises(error) as ours:
+    with pytest.raises(error, match="fraction"):
         torch.tpu.set_per_process_memory_fraction(fraction)
-    if torch.backends.cuda.is_built():
-        with pytest.raises(error, match=str(ours.value)):
-            torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 @pytest.mark.parametrize("mode", [WHOLE, STRICT], ids=lambda m: m.name)

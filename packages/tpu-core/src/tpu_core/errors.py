@@ -259,7 +259,7 @@ class OutOfMemoryError(TpuError, torch.OutOfMemoryError):
     **How to fix it.** Use a smaller batch, `torch.utils.checkpoint`, bfloat16 autocast, or shard
     the model over more devices. Look for tensors that are kept alive by accident, such as a list
     of losses: append `loss.detach()`. `torch.tpu.memory_summary()` shows what is live, and
-    the tutorial *Where did the memory go* goes through a case.
+    the tutorial *Find where the memory went* goes through a case.
 
     **After it.** What a program needs is compared with the limit before it runs, so that the ops
     it stands for have not happened: tensors, buffers, parameters, the generator and the

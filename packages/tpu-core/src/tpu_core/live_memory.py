@@ -1,4 +1,4 @@
-"""What holds device memory just now: parameters, gradients, optimizer state, other tensors, with names.
+"""Holders of device memory: parameters, gradients, optimizer state, other tensors, with names.
 
 A search through Python's objects: for summaries and errors, not for loops.
 """
@@ -134,14 +134,14 @@ def _names(objects: list[Any]) -> dict[int, tuple[str, str]]:
 
 
 def _roots(modules: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Modules that are no other's, by the name of their class and, where several have it, a number."""
+    """Modules that are no other's, by the name of their class, numbered where several have it."""
     children = {id(child) for module in modules for child in module._modules.values()}
     counts: dict[str, int] = {}
     for module in modules:
         if id(module) in children:
             continue
-        while "_orig_mod" in module._modules:  # of torch.compile
-            module = module._modules["_orig_mod"]
+        while isinstance(inner := module._modules.get("_orig_mod"), torch.nn.Module):
+            module = inner  # of torch.compile
         name = type(module).__name__
         counts[name] = counts.get(name, 0) + 1
         yield (name if counts[name] == 1 else f"{name} ({counts[name]})"), module

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 from tpu_core import _C, runtime
 
 _LARGE = 1 << 20  # of a segment that memory_viz calls "large"
@@ -40,7 +39,7 @@ class Stack:
     """Stack of an allocation.
 
     Attributes:
-        name: Use of memory that belongs to no single line, such as a program's temporaries; else "".
+        name: Use of memory that belongs to several lines, as a program's temporaries; else "".
         frames: In memory_viz' form, innermost first, without this project's own.
         line: The user's line, ``"train.py:31 in step"``, or None where there is none.
     """
@@ -120,7 +119,7 @@ def _read(
 
 
 def snapshot() -> dict[str, Any]:
-    """What is allocated and the events that are kept, in the format of PyTorch's memory_viz."""
+    """Allocated memory and the events that are kept, in the format of PyTorch's memory_viz."""
     events, live = _C.memory_history()
     segments = [_segment(device, address, nbytes, stack(s)) for device, s, address, nbytes in live]
     traces: list[list[dict[str, Any]]] = [[] for _ in range(runtime.device_count())]

@@ -1,7 +1,8 @@
 """Checks of memory before it is taken, so that what finds too little leaves the state as it was.
 
 What a program needs is known before it runs. Once it has been started, the memory of its donated
-inputs is gone; so the limit is compared first, be it ``TPU_MEMORY_LIMIT``, the device's own, or a share of it.
+inputs is gone; so the limit is compared first, be it ``TPU_MEMORY_LIMIT``, the device's own, or a
+share of it.
 """
 
 from __future__ import annotations
@@ -185,13 +186,13 @@ def _listed(kinds: Iterable[tuple[str, int]]) -> str:
 
 
 def _remedies(kinds: dict[str, int], inside: int) -> Iterator[str]:
-    """What would free memory, by how much, the most first; then what would need less."""
+    """Advice that frees memory, with how much, the most first; then what needs less."""
     from tpu_core import live_memory as live
 
     frees = {
         live.GRADIENTS: "optimizer.zero_grad() frees {} of gradients.",
-        live.ACTIVATIONS: "backward(), or dropping the loss and other results of the forward, frees {} "
-        "of activations; torch.no_grad() keeps none.",
+        live.ACTIVATIONS: "backward(), or dropping the loss and other results of the forward, "
+        "frees {} of activations; torch.no_grad() keeps none.",
         live.TENSORS: "Deleting tensors that are no longer needed frees up to {}: "
         "torch.tpu.memory_summary() lists them.",
     }
@@ -208,8 +209,8 @@ def _remedies(kinds: dict[str, int], inside: int) -> Iterator[str]:
 def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Global hook of ``torch.optim``: what a step changes on the host is given back with the rest.
 
-    The step counters of Adam and its kind are on the host, and the dictionaries of its state. Where what
-    is recorded finds too little memory, the step has happened there and not on the device.
+    The step counters of Adam and its kind are on the host, and the dictionaries of its state. Where
+    what is recorded finds too little memory, the step has happened there and not on the device.
     """
     device = _C.current_device()
     if _C.is_initialized() and limit_of(device, 0)[0] is not None:

@@ -92,9 +92,9 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     """Limit this process to a share of a device's memory.
 
-    What exceeds it raises `torch.OutOfMemoryError`. On the CPU platform, where the share is one of the
-    machine's memory or of ``TPU_MEMORY_LIMIT``, ops run as programs as long as there is a limit: a
-    program's needs are known before it runs.
+    An allocation or program that exceeds it raises `torch.OutOfMemoryError`. On the CPU platform the
+    share is one of the machine's memory or of ``TPU_MEMORY_LIMIT``, and ops run as programs as long
+    as there is a limit: a program's needs are known before it runs.
 
     Args:
         fraction: From 0 to 1; 1 lifts the limit.
@@ -125,10 +125,10 @@ def get_per_process_memory_fraction(device: Any = None) -> float:
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """What is live: bytes by kind, the largest tensors with their names, the peak by line.
+    """Live memory: bytes by kind, the largest tensors with their names, the peak by line.
 
-    A tensor is named after the module, gradient or optimizer that it belongs to. Lines are known of what
-    was made while memory history was recorded.
+    A tensor is named after the module, gradient or optimizer that it belongs to. Lines are known
+    of what was made while memory history was recorded.
 
     Args:
         device: The current one unless given.
@@ -205,12 +205,12 @@ def _record_memory_history(
     """Record allocations and frees of every device with their stacks, as `torch.cuda.memory` does.
 
     Args:
-        enabled: ``"all"``: keep the events; ``"state"``: what is allocated alone; None: stop, and drop
-            what was recorded.
+        enabled: ``"all"``: keep the events; ``"state"``: what is allocated alone; None: stop, and
+            drop what was recorded.
         context: Which stacks are kept: of what is allocated (``"state"``), of allocations
             (``"alloc"``, the same here), of frees too (``"all"``), or none (None).
-        stacks: Stacks are of Python frames in either case. In a backward pass they begin with the line of
-            the forward op.
+        stacks: Stacks are of Python frames in either case. In a backward pass they begin with the
+            line of the forward op.
         max_entries: Number of latest events that are kept, of all devices together.
         device: Ignored, as on CUDA: every device is recorded.
         clear_history: Drop the events so far.
@@ -261,11 +261,11 @@ def _record_memory_history(
 
 
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
-    """What is allocated and the events that were recorded, in the format of PyTorch's memory_viz.
+    """Allocated memory and the events that were recorded, in the format of PyTorch's memory_viz.
 
-    What this thread has recorded runs first. Each allocation is a segment of its own; addresses are made
-    up, and used once. Temporaries of a program, whose bytes are XLA's analysis, are an allocation that
-    ends with the program.
+    Ops that this thread has recorded run first. Each allocation is a segment of its own; addresses
+    are made up, and used once. Temporaries of a program, whose bytes are XLA's analysis, are an
+    allocation that ends with the program.
 
     Args:
         device: Ignored, as on CUDA: the snapshot has every device.
