@@ -118,15 +118,15 @@ def _names(objects: list[Any]) -> dict[int, tuple[str, str]]:
             note(tensor, PARAMETERS, "")
     for tensor in tensors:
         if _is_on_device(tensor) and tensor.is_leaf and tensor.grad is not None:
-            name = parameters.get(id(tensor))
-            note(tensor.grad, GRADIENTS, f"gradient of {name}" if name else "")
+            owner = parameters.get(id(tensor), "")
+            note(tensor.grad, GRADIENTS, f"gradient of {owner}" if owner else "")
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             if not isinstance(state, dict):
                 continue
-            name = parameters.get(id(parameter), "a parameter")
+            owner = parameters.get(id(parameter), "a parameter")
             for key, value in state.items():
-                note(value, OPTIMIZER, f"{key} of {name}")
+                note(value, OPTIMIZER, f"{key} of {owner}")
     for tensor in tensors:
         if _is_on_device(tensor) and not (tensor.requires_grad and not tensor.is_leaf):
             note(tensor, TENSORS, "")

@@ -92,9 +92,9 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     """Limit this process to a share of a device's memory.
 
-    An allocation or program that exceeds it raises `torch.OutOfMemoryError`. On the CPU platform the
-    share is one of the machine's memory or of ``TPU_MEMORY_LIMIT``, and ops run as programs as long
-    as there is a limit: a program's needs are known before it runs.
+    An allocation or program that exceeds it raises `torch.OutOfMemoryError`. On the CPU platform
+    the share is one of the machine's memory or of ``TPU_MEMORY_LIMIT``, and ops run as programs as
+    long as there is a limit: a program's needs are known before it runs.
 
     Args:
         fraction: From 0 to 1; 1 lifts the limit.
