@@ -56,6 +56,7 @@ def test_reference_pages_are_those_the_code_generates() -> None:
         "tutorials/kill-recompilations.md",
         "tutorials/find-a-wrong-number.md",
         "tutorials/profile-it.md",
+        "tutorials/where-did-the-memory-go.md",
         "tutorials/torch-compile.md",
         "tutorials/bring-your-jax-function.md",
         "tutorials/write-a-pallas-kernel.md",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tpu_core.config_kinds import (
     BOOL,
@@ -315,9 +315,9 @@ def from_environment(environ: Mapping[str, str]) -> Config:
 _overridden: ContextVar[Config | None] = ContextVar("tpu_config", default=None)
 _lock = threading.Lock()
 _base: Config | None = None
-_on_memory_limit: Callable[[], None] | None = None
+_on_memory_limit: Callable[[bool], None] | None = None
 _on_reload: Callable[[], None] | None = None
-_limits_memory = False  # some configuration of this process did
+_memory_limits = 0  # overrides in force that limit memory, of any thread
 
 
 def _renew_lock() -> None:
@@ -329,16 +329,16 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def on_memory_limit(function: Callable[[], None]) -> None:
-    """Have a function called once a configuration limits memory, or at once where one has.
+def on_memory_limit(function: Callable[[bool], None]) -> None:
+    """Have a function called at once and whenever memory limits come or go.
 
     Args:
-        function: What from then on costs a check at each program.
+        function: Takes whether a configuration in force limits memory, in any thread.
     """
     global _on_memory_limit
-    _on_memory_limit = function
-    if _limits_memory:
-        function()
+    with _lock:
+        _on_memory_limit = function
+        _announce_limits()
 
 
 def on_reload(function: Callable[[], None]) -> None:
@@ -351,13 +351,18 @@ def on_reload(function: Callable[[], None]) -> None:
     _on_reload = function
 
 
-def _note(configuration: Config) -> Config:
-    global _limits_memory
-    if configuration.memory_limit is not None and not _limits_memory:
-        _limits_memory = True
-        if _on_memory_limit is not None:
-            _on_memory_limit()
-    return configuration
+def _announce_limits() -> None:
+    """With `_lock` held."""
+    if _on_memory_limit is not None:
+        base = _base is not None and _base.memory_limit is not None
+        _on_memory_limit(base or _memory_limits > 0)
+
+
+def _count_limit(change: int) -> None:
+    global _memory_limits
+    with _lock:
+        _memory_limits += change
+        _announce_limits()
 
 
 def config() -> Config:
@@ -373,7 +378,8 @@ def _read() -> Config:
     global _base
     with _lock:
         if _base is None:
-            _base = _note(from_environment(os.environ))
+            _base = from_environment(os.environ)
+            _announce_limits()
         return _base
 
 
@@ -428,11 +434,17 @@ def override(**changes: Any) -> Iterator[Config]:
             values={"valid": ", ".join(sorted(_SPECS))},
             remedy="Use one of the names above.",
         )
-    token = _overridden.set(_note(replace(config(), **changes)))
+    changed = replace(config(), **changes)
+    limits = changed.memory_limit is not None
+    if limits:
+        _count_limit(1)
+    token = _overridden.set(changed)
     try:
-        yield cast(Config, _overridden.get())
+        yield changed
     finally:
         _overridden.reset(token)
+        if limits:
+            _count_limit(-1)
 
 
 # Read by libtpu, JAX or a TPU VM's own tools; not ours, and not typos of ours.

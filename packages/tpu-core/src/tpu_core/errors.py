@@ -241,20 +241,25 @@ class OutOfMemoryError(TpuError, torch.OutOfMemoryError):
     """The device has too little memory for an allocation or a program.
 
     **How it happens.** Model, optimizer state, activations and temporaries exceed the memory of
-    the chip, or the limit set by `TPU_MEMORY_LIMIT` on the CPU platform. It is also a
-    `torch.OutOfMemoryError`, so that code which catches that works. `error.needed`, `error.limit`
-    and `error.live` are bytes, or `None` where unknown.
+    the chip, or a limit: `TPU_MEMORY_LIMIT` on the CPU platform,
+    `torch.tpu.set_per_process_memory_fraction`. It is also a `torch.OutOfMemoryError`, so that code
+    which catches that works. `error.needed`, `error.limit` and `error.live` are bytes, or `None`
+    where unknown. Where the limit was compared before the program ran, the message lists what is
+    live by kind, the largest tensors with their names, and what would free them.
 
     ```console
-    OutOfMemoryError: [TPU1010] Out of memory on the device.
+    OutOfMemoryError: [TPU1010] Device tpu:0 is out of memory.
       needed: 4.00 GiB
       limit: 16.00 GiB
       live: 13.10 GiB
+      live by kind: parameters 2.60 GiB, optimizer state 5.20 GiB, activations 5.30 GiB
+      largest: 512.00 MiB float32[50304, 2560] GPT.head.weight; ...
     ```
 
     **How to fix it.** Use a smaller batch, `torch.utils.checkpoint`, bfloat16 autocast, or shard
     the model over more devices. Look for tensors that are kept alive by accident, such as a list
-    of losses: append `loss.detach()`. `torch.tpu.memory_summary()` shows what is live.
+    of losses: append `loss.detach()`. `torch.tpu.memory_summary()` shows what is live, and
+    the tutorial *Find where the memory went* goes through a case.
 
     **After it.** What a program needs is compared with the limit before it runs, so that the ops
     it stands for have not happened: tensors, buffers, parameters, the generator and the
@@ -280,7 +285,7 @@ class OutOfMemoryError(TpuError, torch.OutOfMemoryError):
 
     def __init__(
         self,
-        what: str = "Out of memory on the device.",
+        what: str = "The device is out of memory.",
         *,
         needed: int | None = None,
         limit: int | None = None,

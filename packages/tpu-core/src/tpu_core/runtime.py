@@ -167,7 +167,7 @@ def _serve(client: Any, builder: Any) -> None:
         "program_due": builder.due,
         "new_state": state_init.of_export,
         "resume_collector": gc_control.resume,
-        "check_memory": memory_limit.check_program,
+        "out_of_memory": memory_limit.refuse_program,
         "check_allocation": memory_limit.check_allocation,
         "wait_for": interruptible.wait_for,
         "wait_until_ready": _wait_until_ready,
@@ -285,6 +285,12 @@ def hide_lines_of(file: str) -> None:
         _C.set_internal_prefixes(tuple(_internal))
 
 
+def own_folders() -> tuple[str, ...]:
+    """Folders of code that is this project's: not the user's, and not PyTorch's."""
+    torch_folder = os.path.dirname(torch.__file__) + os.sep
+    return tuple(folder for folder in _internal if folder != torch_folder)
+
+
 def runtime() -> Runtime:
     """The running device, started if need be."""
     return initialize()
@@ -327,5 +333,8 @@ def memory_info(device: int) -> tuple[int, int]:
         stats = runtime().client.devices[device].memory_stats()
         if stats and "bytes_limit" in stats:
             limit, used = stats["bytes_limit"], stats.get("bytes_in_use", used)
-    total = limit if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(total - used, 0), total
+    if limit is None:
+        from tpu_core.memory_limit import host_memory
+
+        limit = host_memory()
+    return max(limit - used, 0), limit

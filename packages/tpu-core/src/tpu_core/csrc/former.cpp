@@ -21,7 +21,17 @@ bool was_donated(const Value& v) {
   return py::hasattr(array, "is_deleted") && array.attr("is_deleted")().cast<bool>();
 }
 
+thread_local const FormerInUse* t_running = nullptr;
+
 }  // namespace
+
+FormerInUse::FormerInUse(const FormerState& former)
+    : former_(&former), outer_(std::exchange(t_running, this)) {}
+FormerInUse::~FormerInUse() { t_running = outer_; }
+
+void add_running_formers(std::vector<const FormerState*>& formers) {
+  for (const auto* f = t_running; f; f = f->outer_) formers.push_back(f->former_);
+}
 
 FormerState& FormerState::operator=(FormerState&& other) noexcept {
   if (this == &other) return *this;

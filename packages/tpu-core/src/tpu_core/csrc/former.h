@@ -43,6 +43,21 @@ struct FormerState {
   void release();
 };
 
+// A segment's former state while it runs, for `former_values`.
+class FormerInUse {
+ public:
+  explicit FormerInUse(const FormerState& former);
+  ~FormerInUse();
+  FormerInUse(const FormerInUse&) = delete;
+
+ private:
+  const FormerState* former_;
+  const FormerInUse* outer_;
+  friend void add_running_formers(std::vector<const FormerState*>& formers);
+};
+// Those of the segments that this thread runs.
+void add_running_formers(std::vector<const FormerState*>& formers);
+
 // The segment is about to write `latest` to a cell. Needs g_mutex.
 void remember_former(Segment& s, const Trace& trace, Cell* cell, const Value* latest);
 // The segment drew from a generator.

@@ -408,7 +408,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   }
   const bool under_way = ++counters().host_ops == kFirstOps;
   // The line of the backward ops too.
-  const Line line = is_profiling() || is_differentiated({args_, n}) ? user_line() : Line{};
+  const Line line = is_profiling() || is_differentiated(c10::ArrayRef<c10::IValue>(args_, n)) ? user_line() : Line{};
   const int64_t started = is_profiling() ? profiler_time() : 0;
   const Writing writing(c);
   lock.unlock();

@@ -70,42 +70,47 @@ struct Found {
   bool users = false;  // the user's own code; else the outermost frame of torch or of this project
 };
 
+// Calls `f` with the code, offset and owner of each frame of the calling thread, innermost first, until it
+// returns false.
+template <typename F>
+void each_frame(F f) {
+#ifdef TPU_FAST_FRAMES
+  // The thread's own frames do not move while it is here, so walking them needs no GIL.
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  if (!state || !state->cframe) return;
+  for (auto* frame = state->cframe->current_frame; frame; frame = frame->previous) {
+    if (_PyFrame_IsIncomplete(frame) || !PyCode_Check(frame->f_code)) continue;
+    const int offset = static_cast<int>(_PyInterpreterFrame_LASTI(frame) * sizeof(_Py_CODEUNIT));
+    if (!f(Line{frame->f_code, offset}, owner_of(frame->f_code))) break;
+  }
+#else
+  if (!PyGILState_GetThisThreadState()) return;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(frame);
+  while (frame) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const Owner owner = owner_of(code);  // keeps its own reference
+    Py_DECREF(code);
+    const bool more = f(Line{code, PyFrame_GetLasti(frame)}, owner);
+    PyFrameObject* back = more ? PyFrame_GetBack(frame) : nullptr;
+    Py_DECREF(frame);
+    frame = back;
+  }
+  PyGILState_Release(gil);
+#endif
+}
+
 // The innermost line of the user's own code. In a backward the search ends at the engine: the line
 // that called backward is not that of the op.
 Found python_line() {
   Found found;
-#ifdef TPU_FAST_FRAMES
-  // The thread's own frames do not move while it is here, so walking them needs no GIL.
-  PyThreadState* state = PyGILState_GetThisThreadState();
-  if (!state || !state->cframe) return found;
-  for (auto* f = state->cframe->current_frame; f; f = f->previous) {
-    if (_PyFrame_IsIncomplete(f) || !PyCode_Check(f->f_code)) continue;
-    const Owner owner = owner_of(f->f_code);
-    if (owner == Owner::Engine) break;
-    found.line = {f->f_code, static_cast<int>(_PyInterpreterFrame_LASTI(f) * sizeof(_Py_CODEUNIT))};
+  each_frame([&](const Line& line, Owner owner) {
+    if (owner == Owner::Engine) return false;
+    found.line = line;
     found.users = owner == Owner::User;
-    if (found.users) break;
-  }
-#else
-  if (!PyGILState_GetThisThreadState()) return found;
-  PyGILState_STATE gil = PyGILState_Ensure();
-  PyFrameObject* f = PyEval_GetFrame();
-  Py_XINCREF(f);
-  while (f) {
-    PyCodeObject* code = PyFrame_GetCode(f);
-    const Owner owner = owner_of(code);  // keeps its own reference
-    Py_DECREF(code);
-    if (owner == Owner::Engine) break;
-    found.line = {code, PyFrame_GetLasti(f)};
-    found.users = owner == Owner::User;
-    if (found.users) break;
-    PyFrameObject* back = PyFrame_GetBack(f);
-    Py_DECREF(f);
-    f = back;
-  }
-  Py_XDECREF(f);
-  PyGILState_Release(gil);
-#endif
+    return !found.users;
+  });
   return found;
 }
 
@@ -137,6 +142,27 @@ Line user_line() {
     if (r.sequence != next - 1 || r.thread != thread) r = {next - 1, thread, found.line};
   }
   return found.line;
+}
+
+FrameStack python_stack() {
+  FrameStack stack;
+  const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+  auto add_forward = [&] {
+    const auto node = torch::autograd::get_current_node();
+    const Line line = node ? forward_line(*node) : Line{};
+    if (!line.code) return;
+    stack.users = stack.frames.size();
+    stack.gradient = true;
+    stack.frames.push_back(line);
+  };
+  each_frame([&](const Line& line, Owner owner) {
+    if (stack.users == kNoFrame && backward && owner == Owner::Engine) add_forward();
+    if (stack.users == kNoFrame && owner == Owner::User) stack.users = stack.frames.size();
+    stack.frames.push_back(line);
+    return true;
+  });
+  if (stack.users == kNoFrame && backward) add_forward();  // a thread of autograd's has no frames
+  return stack;
 }
 
 std::string describe(const Line& line) {

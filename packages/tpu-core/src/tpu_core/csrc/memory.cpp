@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include "memory_history.h"
 #include "profiler.h"
 #include "python.h"
 #include "tensors.h"
@@ -63,6 +64,10 @@ class AddressSpace {
   }
   bool contains(const void* p) const {
     return base_ && p >= base_ && p < base_ + kSpace;
+  }
+  void add_cells(std::vector<std::pair<const Cell*, ValuePtr>>& cells) const {
+    for (const auto& [address, cell] : cells_)
+      if (cell->in_use) cells.emplace_back(cell, cell->value);
   }
   void add_values(std::vector<ValuePtr>& values) const {
     for (const auto& [address, cell] : cells_)
@@ -285,6 +290,13 @@ std::vector<ValuePtr> live_values() {
   return values;
 }
 
+std::vector<std::pair<const Cell*, ValuePtr>> live_cells(int16_t device) {
+  std::vector<std::pair<const Cell*, ValuePtr>> cells;
+  std::lock_guard<std::mutex> lock(g_space_mutex);
+  g_spaces.at(device).add_cells(cells);
+  return cells;
+}
+
 void account(int16_t device, int64_t bytes, const void* value) {
   auto& s = g_stats[device];
   const int64_t now = s.current += bytes;
@@ -318,7 +330,7 @@ bool put_value(Cell* cell, uint32_t generation, const Value* current, ValuePtr& 
   return true;
 }
 
-void set_memory_checked() { g_memory_checked = true; }
+void set_memory_checked(bool is_checked) { g_memory_checked = is_checked; }
 bool memory_is_checked() { return g_memory_checked; }
 
 void require_memory(int16_t device, int64_t nbytes) {
@@ -333,7 +345,11 @@ void require_memory(int16_t device, int64_t nbytes) {
 }
 
 int64_t allocated_bytes(int16_t device) { return g_stats[device].current; }
-void note_out_of_memory(int16_t device) { ++g_stats[device].ooms; }
+
+void note_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes) {
+  ++g_stats[device].ooms;
+  if (records_memory()) record_out_of_memory(device, needed, free_bytes);
+}
 
 namespace {
 size_t bytes_of(const Layout& l) {
@@ -373,9 +389,11 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
 void lock_allocators_for_fork() {
   g_space_mutex.lock();
   g_pinned_mutex.lock();
+  lock_history_for_fork();
 }
 
 void unlock_allocators_after_fork() {
+  unlock_history_after_fork();
   g_pinned_mutex.unlock();
   g_space_mutex.unlock();
 }

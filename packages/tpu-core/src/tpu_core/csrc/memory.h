@@ -5,6 +5,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <utility>
 #include <vector>
 
 namespace tpu {
@@ -22,15 +23,17 @@ int16_t device_of_address(const void* ptr);  // -1 where the address is not ours
 
 Cell* cell_of_address(const void* ptr);  // the live storage that starts there, or null
 std::vector<ValuePtr> live_values();     // of every storage
+// Each storage of a device with its value; those without a byte are left out.
+std::vector<std::pair<const Cell*, ValuePtr>> live_cells(int16_t device);
 
 // Statistics: `bytes` enter (or leave) device memory; `note_peak` counts what a program held while it ran.
 void account(int16_t device, int64_t bytes, const void* value);
 void note_peak(int16_t device, int64_t bytes);
 int64_t allocated_bytes(int16_t device);
-void note_out_of_memory(int16_t device);
+void note_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes);
 
-// Whether a limit was set in this process: from then on memory is checked before it is taken.
-void set_memory_checked();
+// Whether a limit is set: memory is checked before it is taken.
+void set_memory_checked(bool is_checked);
 bool memory_is_checked();
 // Raises OutOfMemoryError where `nbytes` more exceed the limit. g_mutex must not be held.
 void require_memory(int16_t device, int64_t nbytes);

@@ -8,6 +8,7 @@
 #include "lines.h"
 #include "list_calls.h"
 #include "memory.h"
+#include "memory_history.h"
 #include "process_group.h"
 #include "profiler.h"
 #include "program.h"
@@ -264,7 +265,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("note_out_of_memory", &note_out_of_memory);
   m.def("set_memory_checked", &set_memory_checked);
   m.def("memory_is_checked", &memory_is_checked);
-  m.def("most_memory", &most_memory);
   m.def("add_undo", [](int device, py::handle f) { add_undo(static_cast<int16_t>(device), f.ptr()); });
   m.def("value_array", &value_array);
   m.def("mark_shared", [](const at::Tensor& t) { cell_of(t)->value->shared = true; });
@@ -307,6 +307,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_patience", &set_patience);
   m.def("note_compile", &note_compile);
   m.def("set_tiers", [](int tiers) { set_tiers(static_cast<Tiers>(tiers)); });
+  register_memory_history(m);
   m.def("user_line", [] {
     Line line;
     {

@@ -171,6 +171,7 @@ void run_in_pieces(Segment& s) {
   auto former = std::move(s.former);
   if (memory_is_checked()) former.hold();
   else former.clear();
+  const FormerInUse former_in_use(former);
   for (size_t i = 0; i < s.nodes.size(); ++i) {
     Segment part;
     Cut c;

@@ -3,6 +3,7 @@
 #include "checks.h"
 #include "host_kernels.h"
 #include "memory.h"
+#include "memory_history.h"
 #include "pieces.h"
 #include "profiler.h"
 #include "threads.h"
@@ -192,8 +193,8 @@ Program* compile(const Segment& s, const Cut& c) {
   auto fresh = std::make_unique<Program>();
   fresh->execute = info.attr("execute");
   fresh->handlers = info.attr("handlers");
-  fresh->memory =
-      info.attr("temporary_bytes").cast<int64_t>() - info.attr("aliased_bytes").cast<int64_t>();
+  fresh->temporaries = info.attr("temporary_bytes").cast<int64_t>();
+  fresh->memory = fresh->temporaries - info.attr("aliased_bytes").cast<int64_t>();
   fresh->info = info;
   fresh->inputs.assign(c.inputs.begin(), c.inputs.end());
   fresh->outputs = c.outputs;
@@ -209,17 +210,20 @@ int64_t memory_of(const Segment& s, const Program& p) {
   return std::max<int64_t>(bytes_of(s, p.outputs) + p.memory, 0);
 }
 
+constexpr size_t kMostIntermediates = 3;  // that an error names
+
 // Raises where a program needs more than there is; nothing has been donated then.
 void check_memory(const Segment& s, const Program& p) {
   if (!memory_is_checked()) return;
-  callback("check_memory")(
-      s.device, p.info, memory_of(s, p), allocated_bytes(s.device) - s.former.held_bytes());
+  const int64_t needed = memory_of(s, p), live = allocated_bytes(s.device) - s.former.held_bytes();
+  if (callback("check_allocation")(s.device, needed, live, false).cast<bool>()) return;
+  callback("out_of_memory")(
+      s.device, needed, live, p.info, largest_intermediates(s, p.outputs, kMostIntermediates));
 }
 
 // The array of a value that nothing else holds; its layout stays, for what is said of the segment.
 void drop_array(Value& v) {
-  if (v.accounted) account(v.device, -static_cast<int64_t>(v.nbytes), &v);
-  v.accounted = false;
+  v.leave_memory(true);
   v.state = State::Uninitialized;
   release_reference(std::exchange(v.array, nullptr), 0);
 }
@@ -298,6 +302,8 @@ void run(Segment& s, Cut& c) {
     {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
+      const TemporariesRecord temporaries(s, c.live, program.temporaries);
+      if (records_memory()) complete_stacks(s);
       // Inputs that nothing else holds: drop them first, so that memory statistics see them go.
       for (auto i : c.donated) drop_array(*s.slots[i]);
       size_t result = 0;

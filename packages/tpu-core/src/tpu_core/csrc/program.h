@@ -24,6 +24,7 @@ struct Program {
   Slots donated;                  // slots whose memory it takes
   std::vector<uint8_t> compiled_in;
   std::vector<uint64_t> constants;  // the numbers it was compiled with
+  int64_t temporaries = 0;        // bytes that only the run takes
   int64_t memory = 0;             // bytes of temporaries, less the outputs that take an input's memory
   uint64_t runs = 0;
   double seconds = 0;  // the host's, in starting it; written under the GIL, as is `runs`

@@ -113,16 +113,6 @@ void flush_current(const char* cut) {
     if (t) flush(t, lock, cut);
 }
 
-int64_t most_memory(int16_t device) {
-  Lock lock(g_mutex, std::defer_lock);
-  acquire(lock);
-  const auto& s = current_trace(device)->current;
-  int64_t bytes = allocated_bytes(device);
-  for (size_t i = 0; i < s.slots.size(); ++i)
-    if (!s.is_input[i]) bytes += static_cast<int64_t>(s.slots[i]->nbytes);
-  return bytes;
-}
-
 void add_undo(int16_t device, PyObject* function) {
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);

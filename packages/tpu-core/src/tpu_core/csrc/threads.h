@@ -28,8 +28,6 @@ Trace* current_trace(int16_t device);
 // Runs what this thread has recorded, on every device.
 void flush_current(const char* cut);
 
-// Bytes that the device would hold if all that this thread has recorded were kept.
-int64_t most_memory(int16_t device);
 // Has a Python function called if what this thread has recorded finds too little memory.
 void add_undo(int16_t device, PyObject* function);
 

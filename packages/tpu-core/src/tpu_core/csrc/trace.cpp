@@ -178,6 +178,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
     throw;
   }
   Cut decision = decide(segment);
+  const FormerInUse former(segment.former);
   Unlocked unlocked(lock);
   py::gil_scoped_acquire gil;
   try {
@@ -234,6 +235,18 @@ void flush_all(int16_t device, const char* cut) {
   std::vector<Trace*> traces(g_traces.begin(), g_traces.end());
   for (auto* t : traces)
     if (g_traces.count(t) && (device < 0 || t->device == device)) flush(t, lock, cut);
+}
+
+std::unordered_map<const Cell*, ValuePtr> former_values() {
+  std::vector<const FormerState*> formers;
+  for (const auto* t : g_traces) formers.push_back(&t->current.former);
+  add_running_formers(formers);
+  std::unordered_map<const Cell*, ValuePtr> values;
+  for (const auto* former : formers)
+    for (const auto& f : former->storages)
+      if (f.old && f.old->accounted && is_of(f.cell, f.generation))
+        values.emplace(f.cell, ValuePtr::reclaim_copy(f.old));
+  return values;
 }
 
 int64_t pending_bytes(int16_t device) {

@@ -111,6 +111,9 @@ void notify_settled();
 void wait_for_change(Lock& lock);
 
 int64_t pending_bytes(int16_t device);
+// What storages held before the recorded segments, and those that this thread runs, that write them. Needs
+// g_mutex.
+std::unordered_map<const Cell*, ValuePtr> former_values();
 
 struct Counters {
   uint64_t ops = 0, segments = 0, executions = 0, hits = 0, substitutions = 0, signatures = 0,

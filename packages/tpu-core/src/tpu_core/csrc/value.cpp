@@ -1,6 +1,7 @@
 #include "value.h"
 
 #include "memory.h"
+#include "memory_history.h"
 #include "python.h"
 
 #include <algorithm>
@@ -103,8 +104,22 @@ void Value::operator delete(void* memory) {
 }
 
 Value::~Value() {
-  if (accounted) account(device, -static_cast<int64_t>(nbytes), this);
+  leave_memory(false);
   release_reference(array, nbytes);
+}
+
+void Value::take_memory() {
+  if (accounted) return;
+  account(device, static_cast<int64_t>(nbytes), this);
+  accounted = true;
+  if (records_memory()) record_allocation(*this);
+}
+
+void Value::leave_memory(bool donated) {
+  if (!accounted) return;
+  account(device, -static_cast<int64_t>(nbytes), this);
+  accounted = false;
+  if (records_memory()) record_free(*this, donated);
 }
 
 void Value::set_array(PyObject* owned) {
@@ -114,10 +129,7 @@ void Value::set_array(PyObject* owned) {
   trace = nullptr;
   host = at::Tensor();
   borrowed = false;
-  if (!accounted) {
-    account(device, static_cast<int64_t>(nbytes), this);
-    accounted = true;
-  }
+  take_memory();
 }
 
 void Value::set_host(at::Tensor memory, bool is_borrowed) {
@@ -138,10 +150,8 @@ ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State s
   v->nbytes = nbytes;
   v->device = device;
   v->state = state;
-  if (state != State::Pending) {
-    account(device, static_cast<int64_t>(nbytes), v.get());
-    v->accounted = true;
-  }
+  if (records_memory()) v->stack = stack_of_allocation();
+  if (state != State::Pending) v->take_memory();
   return v;
 }
 

@@ -67,6 +67,7 @@ struct Value final : c10::intrusive_ptr_target {
   uint32_t holds = 0;          // references of collectives that wait for their turn
   uint64_t launch = 0;         // programs that had started at its making, by launch (checks.h)
   uint32_t writers = 0;        // CPU kernels that write its memory just now
+  uint32_t stack = 0;          // where it was made, if that is recorded (memory_stacks.h)
   std::shared_ptr<const Failure> failure;  // Failed
 
   ~Value() override;
@@ -75,6 +76,8 @@ struct Value final : c10::intrusive_ptr_target {
   void set_array(PyObject* owned);  // becomes Ready
   void set_host(at::Tensor memory, bool is_borrowed);  // becomes Host
   void fail(std::shared_ptr<const Failure> why);
+  void take_memory();  // counted in the device's memory from now on
+  void leave_memory(bool donated);
   // Whether a collective will make it that was called and is not sent yet.
   bool is_promised() const { return state == State::Running && !trace; }
 };

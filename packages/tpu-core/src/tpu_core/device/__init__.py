@@ -11,6 +11,8 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import torch
+
 from tpu_core.device.amp import get_amp_supported_dtype
 from tpu_core.device.devices import (  # noqa: F401 (PyTorch looks the private names up)
     _DeviceGuard,
@@ -34,15 +36,19 @@ from tpu_core.device.devices import (  # noqa: F401 (PyTorch looks the private n
 )
 from tpu_core.device.memory import (
     empty_cache,
+    get_per_process_memory_fraction,
     max_memory_allocated,
     max_memory_reserved,
     mem_get_info,
     memory_allocated,
     memory_reserved,
+    memory_snapshot,
     memory_stats,
+    memory_stats_as_nested_dict,
     memory_summary,
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
+    set_per_process_memory_fraction,
 )
 from tpu_core.device.reporting import (
     compare,
@@ -79,8 +85,12 @@ from tpu_core.device.streams import (
     stream,
 )
 
+# Under the name that CUDA's module has, too.
+OutOfMemoryError = torch.OutOfMemoryError
+
 __all__ = [
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "compare",
     "compile_report",
@@ -97,6 +107,7 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
     "get_sync_debug_mode",
@@ -112,7 +123,9 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "metrics",
     "no_recompile",
@@ -124,6 +137,7 @@ __all__ = [
     "seed_all",
     "set_device",
     "set_eager_mode",
+    "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpu_core.errors_base import format_bytes
 from tpu_core.report.facts import Facts, collect, timed
 from tpu_core.report.tables import Table
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    from tpu_core.memory_history import Peak
     from tpu_core.metrics import Metrics
 
 __all__ = ["Report", "Table", "build_report"]
@@ -137,7 +139,24 @@ def _details(facts: Facts) -> list[Table]:
             ("reason", "count", "line"),
             [(reason, str(n), short(line)) for reason, line, n in facts.syncs[:_MOST_ROWS]],
         ),
+        *map(peak_table, facts.peaks),
     ]
+
+
+def peak_table(peak: Peak) -> Table:
+    """The most memory that a device held at once, by line."""
+    return Table(
+        _title(
+            f"Peak memory of tpu:{peak.device}, {format_bytes(peak.nbytes)}",
+            len(peak.rows),
+            "largest",
+        ),
+        ("bytes", "count", "use", "line"),
+        [
+            (format_bytes(r.nbytes), str(r.count), r.use, short(r.line) or "not recorded")
+            for r in peak.rows[:_MOST_ROWS]
+        ],
+    )
 
 
 def _title(name: str, length: int, which: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpu_core import memory_history
 from tpu_core.errors_base import format_bytes
 from tpu_core.metrics import CompileEvent, Fallback, KernelChoice, Runs
 
@@ -50,6 +51,7 @@ class Facts:
         fallbacks: Ops that ran on the CPU, the slowest first.
         kernels: Which implementation of an op was chosen for a program, and how often, as it came.
         syncs: (reason, line, count) of waits for the device, the most frequent first.
+        peaks: The most memory of each device, by line, where memory history is recorded.
         runs_counted: Whether the runs of each program are known.
         time: When they were collected, as of `time.time`.
     """
@@ -60,6 +62,7 @@ class Facts:
     fallbacks: list[tuple[str, Fallback]]
     kernels: list[tuple[KernelChoice, int]]
     syncs: list[tuple[str, str | None, int]]
+    peaks: list[memory_history.Peak]
     runs_counted: bool
     time: float
 
@@ -75,6 +78,7 @@ def collect(metrics: Metrics) -> Facts:
         sorted(metrics.fallbacks().items(), key=lambda item: -item[1].seconds),
         list(metrics.kernels().items()),
         [(reason, line, count) for (reason, line), count in syncs],
+        memory_history.peaks(),
         runs is not None,
         time.time(),
     )

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tpu_core._version import __version__
+from tpu_core.errors_base import format_bytes
 from tpu_core.report.facts import FIRST_USE, Facts, ProgramFacts
 from tpu_core.report.html import template
 
@@ -72,7 +73,7 @@ def render(facts: Facts, whole_page: bool) -> str:
 
 @functools.cache
 def _template() -> Template:
-    return template("tpu_core.report", "page.html", seconds=_seconds)
+    return template("tpu_core.report", "page.html", seconds=_seconds, bytes=format_bytes)
 
 
 def _seconds(value: float) -> str:
