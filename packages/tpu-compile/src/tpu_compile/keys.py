@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from tpu_compile import recomputation
 from tpu_compile.fx_utils import subgraph
 from tpu_compile.rng import NUMBER
 from tpu_compile.sizes import Symbols
+from tpu_core.cache.sources import package_digest
 from tpu_core.lowering.evaluate import to_jax
 
 
@@ -28,7 +27,8 @@ def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
     number = {node: i for i, node in enumerate(module.graph.nodes)}
     # Their own numbers count up in a process.
     checkpoints = {n: str(i) for i, r in enumerate(recomputation.find(module)) for n in r.nodes}
-    digest = hashlib.sha256(_sources())
+    # Programs stay in the cache folder: they must not outlive a change of this package.
+    digest = hashlib.sha256(package_digest("tpu_compile").encode())
     # Buckets go by the ranges of sizes.
     digest.update(repr([(s.low, s.high, s.varies) for s in symbols.open]).encode())
 
@@ -56,9 +56,3 @@ def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
             constant = getattr(module, str(node.target))
             digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
     return digest.hexdigest()
-
-
-@functools.cache
-def _sources() -> bytes:
-    # Programs stay in the cache folder: they must not outlive a change of this package.
-    return b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))

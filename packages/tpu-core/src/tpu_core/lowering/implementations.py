@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_core import platforms
+from tpu_core.cache.sources import package_digest
 from tpu_core.config import config
 from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import Lowering
@@ -123,7 +123,7 @@ def recording_selections() -> Iterator[list[KernelSelection]]:
         >>> with recording_selections() as uses:
         ...     jax.jit(f).trace(x).lower()
         >>> uses
-        [Use(kernel='attention', implementation='pallas', why='')]
+        [KernelSelection(kernel='attention', implementation='pallas', why='')]
     """
     uses: list[KernelSelection] = []
     token = _uses.set(uses)
@@ -209,9 +209,5 @@ def sources() -> str:
     for table in sorted(own_tables().glob("*.json")):
         found.update(table.read_bytes())
     for package in sorted({point.module.partition(".")[0] for point in _offered().values()}):
-        spec = importlib.util.find_spec(package)  # of a top-level package: imports nothing
-        for folder in (spec and spec.submodule_search_locations) or ():
-            for pattern in ("*.py", "*.json"):
-                for file in sorted(Path(folder).rglob(pattern)):
-                    found.update(file.read_bytes())
+        found.update(package_digest(package).encode())
     return found.hexdigest()
