@@ -12,8 +12,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from torch.fx import GraphModule
 
-from tpu_core.lowering.dtypes import cast
-from tpu_core.lowering.registry import lowering
+from tpu_core.extend import cast, lowering
 
 if TYPE_CHECKING:
     from tpu_compile.control_flow import HigherOrderCall

@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from tpu_compile.fx_utils import lowering_of, subgraphs
 from tpu_compile.sizes import SYMBOLIC, Sizes
-from tpu_core.recorder.compute import avals
+from tpu_core.extend import avals
 
 
 def identities(module: GraphModule, sizes: Sizes) -> Iterator[str]:

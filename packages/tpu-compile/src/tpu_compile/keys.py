@@ -12,8 +12,7 @@ from tpu_compile import recomputation
 from tpu_compile.fx_utils import subgraph
 from tpu_compile.rng import NUMBER
 from tpu_compile.sizes import Symbols
-from tpu_core.cache.sources import package_digest
-from tpu_core.lowering.evaluate import to_jax
+from tpu_core.extend import copy_to_jax, package_digest
 
 
 def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
@@ -54,5 +53,5 @@ def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
             digest.update(key_of(body, symbols).encode())
         elif node.op == "get_attr":
             constant = getattr(module, str(node.target))
-            digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
+            digest.update(copy_to_jax(constant).tobytes() if constant.numel() else b"")
     return digest.hexdigest()

@@ -13,6 +13,9 @@ import numpy as np
 from tpu_core import _C
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.compiler.programs import require_compiling_allowed, source_versions
+from tpu_core.compiler.reasons import listing
+from tpu_core.compiler.segment import Segment, lower
+from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import distributed
@@ -49,6 +52,11 @@ def obtain(
     Raises:
         CompilationError: XLA refused it.
         RecompilationError: It would have to be compiled, and that is forbidden.
+
+    Example:
+        >>> outputs = [((4,), np.dtype(np.float32))]
+        >>> loaded = obtain(runtime(), [device], "negate f32[4]", lambda: text, outputs)
+        >>> (y,) = loaded.execute([x]).consume_with_handlers(loaded.handlers)
     """
     client, store = runtime.client, runtime.store
     started = time.perf_counter()
@@ -88,6 +96,35 @@ def obtain(
         )
     )
     return loaded
+
+
+def text_of(segment: Segment) -> str:
+    """Text that says what a segment computes, but for its numbers; the same in every process.
+
+    Example:
+        >>> text_of(segment) == text_of(segment.with_numbers(others))
+        True
+    """
+    return f"{segment.key} {implementations.sources()}"
+
+
+def obtain_segment(runtime: Runtime, devices: Sequence[Any], name: str, s: Segment) -> pjrt.Loaded:
+    """As `obtain`, the program of a segment that has collectives.
+
+    Args:
+        runtime, devices, name: As of `obtain`.
+        s: The segment.
+    """
+    return obtain(
+        runtime,
+        devices,
+        name,
+        lambda: lower(s),
+        s.outputs(),
+        what=f"{text_of(s)} {s.constants()!r}",
+        contents=listing(s),
+        cut=s.cut,
+    )
 
 
 def _load(store: Any, key: str, devices: Sequence[Any], client: pjrt.Client) -> Any:

@@ -201,7 +201,7 @@ def new_signature(
         except decompose.UndecomposedOp:
             return PYTHON, fallback.run_on_cpu, (), (), ()
         random = is_random(op)
-    settings = jax_settings.in_force() if entry is not None and entry.identity else None
+    settings = JaxSettings.in_force() if entry is not None and entry.identity else None
     identity = _identity(entry, args, settings)
     node = plan.NodePlan(
         overload_name(op),
