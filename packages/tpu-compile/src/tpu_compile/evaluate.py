@@ -18,7 +18,7 @@ from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.rng import Draws, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.extend import GraphEvaluator, call_node, copy_to_jax, weak
+from tpu_core.extend import GraphEvaluator, copy_to_jax, weak
 
 
 def is_arithmetic(value: Any) -> bool:
@@ -62,7 +62,7 @@ class _Evaluator(GraphEvaluator):
             return lax.dynamic_index_in_dim(values[source], index, node.args[1], keepdims=False)
         if entry is not None:
             key = self._draws.key(node) if is_random(node) else None
-            return call_node(node, entry, values, key, self._sizes.value)
+            return self.call_lowering(node, entry, values, key, self._sizes.value)
         args: Any = map_arg(node.args, values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
         if op is ITEM:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tpu_core.extend import World, make_backend, runtime, world_devices
+from tpu_core.extend import World, make_backend, runtime
 from tpu_distributed import slices, world
 from tpu_distributed.flight_records.recorder import RECORDER
 from tpu_distributed.group import Group
@@ -34,7 +34,7 @@ def create(options: Any) -> Any:
         current = World.current() if size > 1 else None
         RECORDER.start(current.name if current else None, rank, size)
     client = runtime().client
-    devices = world_devices()
+    devices = client.members()
     members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
     seconds = options.timeout.total_seconds()
     control = Rendezvous(store, options.group_id, rank, size, seconds, ranks)

@@ -16,7 +16,6 @@ from tpu_core.errors import CollectiveMismatchError
 from tpu_core.extend import (
     DeviceValue,
     Loaded,
-    has_known_fault,
     hide_lines_of,
     make_backend,
     obtain_program,
@@ -486,8 +485,7 @@ class Group:
     def _built(
         inputs: Tensors, build: Build, size: int, groups: Groups | None = None
     ) -> tuple[ProgramWriter, list[Value]]:
-        platform = runtime().client.platform.name
-        p = ProgramWriter(size, groups, not has_known_fault("racing-reduce-scatter", platform))
+        p = ProgramWriter(size, groups, not runtime().client.has_fault("racing-reduce-scatter"))
         return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:

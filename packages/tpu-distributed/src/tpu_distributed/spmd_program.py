@@ -23,7 +23,6 @@ from tpu_core.extend import (
     obtain_segment,
     put,
     runtime,
-    segment_text,
 )
 from tpu_distributed import spmd_region
 from tpu_distributed.dispatcher import SENDER
@@ -82,7 +81,7 @@ class Together:
         self._ops = described(segment)
         self._device = runtime().client.devices[segment.device]
         constants = repr(segment.constants())
-        self._fingerprints = fingerprint_of(segment_text(segment)) | 1, fingerprint_of(constants)
+        self._fingerprints = fingerprint_of(segment.text()) | 1, fingerprint_of(constants)
         self._loaded: Loaded = obtain_segment(
             runtime(),
             group_of(nodes[0]).devices,

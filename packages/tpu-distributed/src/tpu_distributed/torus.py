@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tpu_core.errors import MeshError
-from tpu_core.extend import world_devices
+from tpu_core.extend import runtime
 
 
 def torus_order(sizes: Sequence[int]) -> torch.Tensor:
@@ -33,7 +33,7 @@ def torus_order(sizes: Sequence[int]) -> torch.Tensor:
         >>> ranks = tpu_distributed.torus_order((16, 16))
         >>> mesh = DeviceMesh("tpu", ranks, mesh_dim_names=("data", "model"))
     """
-    return order_of(world_devices(), sizes)
+    return order_of(runtime().client.members(), sizes)
 
 
 def order_of(devices: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:

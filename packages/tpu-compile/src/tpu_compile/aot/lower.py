@@ -24,7 +24,6 @@ from tpu_core.extend import (
     located_bytes,
     lowering_for,
     raising_kernel_errors,
-    recording_selections,
     run_graph,
     to_numpy_dtype,
 )
@@ -61,7 +60,7 @@ def lower(
 
     def lowered() -> tuple[Any, list[KernelSelection]]:
         function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)
-        with recording_selections() as uses:
+        with KernelSelection.recording() as uses:
             return function.trace(*avals).lower(lowering_platforms=("tpu",)), uses
 
     division = OperandSharding(abstract) if abstract.size > 1 else None

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from tpu_compile.fx_utils import line_of, lowering_of
 from tpu_compile.graphs import decompositions
 from tpu_core.errors import ExportError
-from tpu_core.extend import GraphEvaluator, call_node, derive_key, find_lowering, load_lowerings
+from tpu_core.extend import GraphEvaluator, derive_key, find_lowering, load_lowerings
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -169,7 +169,9 @@ class _Evaluator(GraphEvaluator):
             shape = tuple(map(self._size, node.meta["val"].shape))
             given = torch.fx.node.map_arg(node.args, values.__getitem__)
             return _SYMBOLIC[node.target](shape, *given)
-        return call_node(node, entry, _with_scalars(node, values), self._key(node), self._size)
+        return self.call_lowering(
+            node, entry, _with_scalars(node, values), self._key(node), self._size
+        )
 
     def _key(self, node: Node) -> jax.Array | None:
         return self._keys.key() if self._keys is not None and _is_random(node) else None

@@ -15,7 +15,6 @@ from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.compiler.programs import require_compiling_allowed, source_versions
 from tpu_core.compiler.reasons import listing
 from tpu_core.compiler.segment import Segment, lower
-from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import distributed
@@ -98,22 +97,15 @@ def obtain(
     return loaded
 
 
-def text_of(segment: Segment) -> str:
-    """Text that says what a segment computes, but for its numbers; the same in every process.
-
-    Example:
-        >>> text_of(segment) == text_of(segment.with_numbers(others))
-        True
-    """
-    return f"{segment.key} {implementations.sources()}"
-
-
 def obtain_segment(runtime: Runtime, devices: Sequence[Any], name: str, s: Segment) -> pjrt.Loaded:
     """As `obtain`, the program of a segment that has collectives.
 
     Args:
         runtime, devices, name: As of `obtain`.
         s: The segment.
+
+    Example:
+        >>> loaded = obtain_segment(runtime(), devices, "a program with 2 collectives", segment)
     """
     return obtain(
         runtime,
@@ -121,7 +113,7 @@ def obtain_segment(runtime: Runtime, devices: Sequence[Any], name: str, s: Segme
         name,
         lambda: lower(s),
         s.outputs(),
-        what=f"{text_of(s)} {s.constants()!r}",
+        what=f"{s.text()} {s.constants()!r}",
         contents=listing(s),
         cut=s.cut,
     )

@@ -57,6 +57,9 @@ class Program:
         aliased_bytes: Of the outputs, what takes the memory of an argument.
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
+
+    Example:
+        >>> Program(execute, None, 0, 0, segment.key, len(segment.nodes), "train.py:12")
     """
 
     execute: Any

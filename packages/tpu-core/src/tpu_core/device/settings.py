@@ -93,6 +93,10 @@ def implementations(chosen: Mapping[str, str]) -> Iterator[None]:
 
     Args:
         chosen: Implementation by name of the kernel; others stay as they are around the block.
+
+    Example:
+        >>> with using_implementations({"attention": "plain"}):
+        ...     loss = step(batch)
     """
     from tpu_core import _C
     from tpu_core.lowering import implementations as lowering_implementations

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tpu_core.cache.sources import package_digest as package_digest
     from tpu_core.compiler.collectives import obtain as obtain_program
     from tpu_core.compiler.collectives import obtain_segment as obtain_segment
-    from tpu_core.compiler.collectives import text_of as segment_text
     from tpu_core.compiler.programs import Program as Program
     from tpu_core.compiler.segment import Node as Node
     from tpu_core.compiler.segment import Segment as Segment
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from tpu_core.extend._runtime import note_kernel as note_kernel
     from tpu_core.extend._runtime import on_synchronize as on_synchronize
     from tpu_core.extend._runtime import ring_all_reduce as ring_all_reduce
-    from tpu_core.extend._runtime import world_devices as world_devices
     from tpu_core.extend._values import DeviceValue as DeviceValue
     from tpu_core.extend._values import draw_seeds as draw_seeds
     from tpu_core.extend._values import flush as flush
@@ -54,9 +52,7 @@ if TYPE_CHECKING:
     from tpu_core.lowering.implementations import Target as Target
     from tpu_core.lowering.implementations import choices as chosen_implementations
     from tpu_core.lowering.implementations import lowering_for as lowering_for
-    from tpu_core.lowering.implementations import note as note_selection
     from tpu_core.lowering.implementations import own_tables as tuned_folder
-    from tpu_core.lowering.implementations import recording_selections as recording_selections
     from tpu_core.lowering.implementations import target as target
     from tpu_core.lowering.kernel_costs import SCOPE as KERNEL_SCOPE
     from tpu_core.lowering.kernel_costs import scope_name as kernel_scope
@@ -68,7 +64,6 @@ if TYPE_CHECKING:
     from tpu_core.lowering.random import derive_key as derive_key
     from tpu_core.lowering.random import fold_in as fold_in
     from tpu_core.lowering.registry import Lowering as Lowering
-    from tpu_core.lowering.registry import lowering as lowering
     from tpu_core.lowering.registry import register as register
     from tpu_core.modes import Mode as Mode
     from tpu_core.padding.arrays import exact as exact_array
@@ -92,7 +87,6 @@ if TYPE_CHECKING:
     from tpu_core.pjrt.handshake import listen as listen_for_peers
     from tpu_core.pjrt.inlined import inlined as inlined
     from tpu_core.pjrt.jax_settings import JaxSettings as JaxSettings
-    from tpu_core.pjrt.known_faults import present as has_known_fault
     from tpu_core.pjrt.shardings import divided as divided
     from tpu_core.pjrt.topologies import ENVIRONMENT as TOPOLOGY_ENVIRONMENT
     from tpu_core.pjrt.topologies import load_executable as load_executable
@@ -103,7 +97,6 @@ if TYPE_CHECKING:
     from tpu_core.platforms import resolve as resolve_platform
     from tpu_core.recorder.compute import GraphEvaluator as GraphEvaluator
     from tpu_core.recorder.compute import avals as avals
-    from tpu_core.recorder.compute import call_node as call_node
     from tpu_core.recorder.compute import run_graph as run_graph
     from tpu_core.recorder.decompose import table as decompositions
     from tpu_core.recorder.functional_variants import overload_name as overload_name
@@ -117,7 +110,6 @@ if TYPE_CHECKING:
 GROUPS: dict[str, dict[str, str]] = {
     "Ops and lowerings": {
         "Lowering": "lowering.registry",
-        "lowering": "lowering.registry",
         "register": "lowering.registry",
         "find_lowering": "extend._ops",
         "load_lowerings": "lowering:load",
@@ -145,7 +137,6 @@ GROUPS: dict[str, dict[str, str]] = {
     "Graphs": {
         "GraphEvaluator": "recorder.compute",
         "run_graph": "recorder.compute",
-        "call_node": "recorder.compute",
         "avals": "recorder.compute",
         "register_graph_op": "extend._graphs",
         "DynamicSize": "padding.synthetic",
@@ -160,8 +151,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "target": "lowering.implementations",
         "lowering_for": "lowering.implementations",
         "KernelSelection": "lowering.implementations",
-        "note_selection": "lowering.implementations:note",
-        "recording_selections": "lowering.implementations",
         "note_kernel": "extend._runtime",
         "chosen_implementations": "lowering.implementations:choices",
         "using_implementations": "device.settings:implementations",
@@ -194,7 +183,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "register_spanning": "compiler.spanning",
         "obtain_program": "compiler.collectives:obtain",
         "obtain_segment": "compiler.collectives",
-        "segment_text": "compiler.collectives:text_of",
         "package_digest": "cache.sources",
         "map_xla_error": "xla_status",
         "Artifacts": "extend._runtime",
@@ -213,12 +201,10 @@ GROUPS: dict[str, dict[str, str]] = {
         "runtime": "runtime",
         "resolve_platform": "platforms:resolve",
         "find_chips": "platforms",
-        "has_known_fault": "pjrt.known_faults:present",
         "when_imported": "import_hooks",
         "on_synchronize": "extend._runtime",
         "defer_events": "extend._runtime",
         "World": "pjrt.distributed",
-        "world_devices": "extend._runtime",
         "join_world": "extend._runtime",
         "make_backend": "extend._runtime",
         "ring_all_reduce": "extend._runtime",

@@ -10,7 +10,6 @@ import torch
 
 from tpu_core import _C, synchronization
 from tpu_core.runtime import join_world as _join_world
-from tpu_core.runtime import runtime
 
 
 def on_synchronize(finish: Callable[[], list[Any]]) -> None:
@@ -36,18 +35,6 @@ def defer_events(is_deferring: Callable[[], bool]) -> None:
         >>> defer_events(lambda: inside_of_region)
     """
     synchronization.DEFERS.append(is_deferring)
-
-
-def world_devices() -> tuple[Any, ...]:
-    """The device of each process of the world, by rank: its first one where it has several.
-
-    Example:
-        >>> world_devices()[World.current().rank] in runtime().client.devices
-        True
-    """
-    from tpu_core.pjrt import distributed
-
-    return distributed.members(runtime().client)
 
 
 def join_world(

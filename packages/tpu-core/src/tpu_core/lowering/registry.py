@@ -57,6 +57,10 @@ class Lowering:
         location: ``file:line`` of the registration, for error messages and the docs.
         wants_contiguous: Whether ``fn`` takes ``contiguous``.
         identity: See `register`.
+
+    Example:
+        >>> find_lowering("aten.native_dropout.default").random
+        True
     """
 
     op: str
@@ -172,6 +176,9 @@ def register(
 
     Raises:
         ValueError: The overload already has a lowering, or its name lacks namespace or overload.
+
+    Example:
+        >>> register("mylib.scale.default", lambda x, by: x * by)
     """
     if op.count(".") != 2:
         raise ValueError(f"'{op}' is not a full overload name such as 'aten.add.Tensor'.")

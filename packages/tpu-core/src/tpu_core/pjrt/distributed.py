@@ -44,6 +44,10 @@ class World:
         name: The same in all of them, and of no other world.
         rank: Number of this process.
         size: How many there are.
+
+    Example:
+        >>> World.current()
+        World(name='a1b2', rank=0, size=4)
     """
 
     name: str
@@ -190,16 +194,6 @@ def _cpu_client(interface: str) -> Any:
     if interface and client is not None:
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=interface)
     return xla_bridge.make_cpu_client(collectives)
-
-
-def members(client: Client) -> tuple[Any, ...]:
-    """The device of each process of the world, by rank: the first one where it has several."""
-    first: dict[int, Any] = {}
-    for device in client.backend.devices():
-        first.setdefault(device.process_index, device)
-    own = client.devices[0]
-    first[own.process_index] = own
-    return tuple(first[i] for i in sorted(first))
 
 
 def _options(devices: Sequence[Any], client: Client) -> Any:

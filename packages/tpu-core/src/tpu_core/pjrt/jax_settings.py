@@ -27,6 +27,10 @@ class JaxSettings(NamedTuple):
         numpy_dtype_promotion: ``"standard"`` or ``"strict"``.
         default_prng_impl: Generator of new random keys.
         threefry_partitionable: Which random numbers a key of it gives.
+
+    Example:
+        >>> with JaxSettings(enable_x64=True).applied():
+        ...     jaxpr = jax.make_jaxpr(f)(x)
     """
 
     enable_x64: bool = False

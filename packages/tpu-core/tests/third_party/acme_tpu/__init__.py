@@ -25,7 +25,6 @@ from tpu_core.extend import (
     find_lowering,
     hide_lines_of,
     load_lowerings,
-    note_selection,
     record_op,
     register,
 )
@@ -93,7 +92,7 @@ class Silu:
     ) -> Callable[..., Any] | None:
         if choice == "plain" or args[0].dtype != np.float32:
             return None
-        note_selection(KernelSelection(self.name, "tanh"))
+        KernelSelection(self.name, "tanh").note()
         return _silu_by_tanh
 
 
