@@ -49,9 +49,9 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         )
     from tpu_core import host_reads, runtime, tiers
 
-    runtime.runtime()
+    client = runtime.runtime().client
     host_reads.set_debug_level(level)
-    tiers.pin_to_programs(level > 0)
+    tiers.pin_to_programs(level > 0, client)
 
 
 def get_sync_debug_mode() -> int:
