@@ -1,9 +1,9 @@
 """Write the reference pages that are made from the code: ``python docs/generate.py [--check]``.
 
-Each page has one source: the error classes, the configuration's fields, the registry of lowerings,
-the tables of kernels, of the device contract and of known faults, the results of the tests on the
-supported releases. ``--check`` writes nothing and
-fails if a page is out of date.
+Each page has one source: the error classes, the interface for other packages, the configuration's
+fields, the registry of lowerings, the tables of kernels, of the device contract and of known
+faults, the results of the tests on the supported releases. ``--check`` writes nothing and fails if
+a page is out of date.
 
 Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
 a repository beside it: the pages are written for the files that are linked, and are not committed.
@@ -109,6 +109,7 @@ def pages() -> dict[str, str]:
     from tpu_core.config import config_page
     from tpu_core.conformance import contract_page
     from tpu_core.errors_page import errors_page
+    from tpu_core.extend._page import extend_page
     from tpu_core.pjrt.known_faults import faults_page
     from tpu_kernels.ops.page import kernels_page
 
@@ -116,6 +117,7 @@ def pages() -> dict[str, str]:
         "configuration.md": config_page(),
         "device-contract.md": contract_page(),
         "errors.md": errors_page(),
+        "extend.md": extend_page(),
         "known-faults.md": faults_page(),
         "kernels.md": kernels_page(),
         "ops.md": ops_page(),

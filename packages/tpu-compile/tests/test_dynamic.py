@@ -20,10 +20,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from tpu_compile.graphs import GRAPHS
+from tpu_compile.torch_compat import HAS_DEFAULT_BACKEND
 from tpu_core import config
 from tpu_core.metrics import METRICS
 from tpu_core.padding import arrays
-from tpu_core.torch_compat import HAS_DEFAULT_BACKEND
 
 
 @pytest.fixture(autouse=True)

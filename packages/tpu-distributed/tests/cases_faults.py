@@ -61,7 +61,7 @@ def case_flight_records() -> None:
 
 
 def dump_of(rank: int) -> Path:
-    run = distributed.current_world()
+    run = distributed.World.current()
     assert run is not None
     return Path(os.environ["TPU_FLIGHT_DIR"]) / run.name / f"rank-{rank}.json"
 

@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as funcol
 
 from random_cases import Case
 from rank_tensors import DEVICE
-from tpu_core.torch_compat import functional_collective
+from tpu_distributed.torch_compat import functional_collective
 
 _FACTOR = 0.5
 _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

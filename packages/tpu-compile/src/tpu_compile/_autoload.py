@@ -14,8 +14,8 @@ def load() -> None:
     """Have Dynamo find the device's interface and backend, now or when it is imported."""
     import torch
 
-    from tpu_core import torch_compat
-    from tpu_core.import_hooks import when_imported
+    from tpu_compile import torch_compat
+    from tpu_core.extend import when_imported
 
     # Before TORCH_LOGS is read.
     torch._logging._internal.register_artifact(
@@ -39,7 +39,7 @@ def _set_interface(module: ModuleType) -> None:
 
 def _set_default(module: ModuleType) -> None:
     from tpu_compile.backend import tpu
-    from tpu_core.torch_compat import HAS_DEFAULT_BACKEND
+    from tpu_compile.torch_compat import HAS_DEFAULT_BACKEND
 
     # Dynamo loads the entry point at its first use, and two threads that do so at once fail.
     module.register_backend(tpu, name="tpu")
@@ -52,7 +52,7 @@ def _skip_our_code(module: ModuleType) -> None:
     for name in ("tpu_core", "tpu_eager", "tpu_compile", "jax"):
         module.add(name)
     from tpu_compile import layer_scan, traced
-    from tpu_core.torch_compat import inline_when_called
+    from tpu_compile.torch_compat import inline_when_called
 
     inline_when_called(module, [f for m in (traced, layer_scan) if (f := m.__file__)])
     # AOTAutograd traces it, with the modules' parameters as inputs.

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from tpu_compile import flex_attention
 from tpu_compile.rng import Derived, Draws, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.lowering.random import fold_in
+from tpu_core.extend import fold_in
 
 _HOPS = torch.ops.higher_order
 

@@ -19,9 +19,7 @@ from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.rng import Draws, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.lowering.evaluate import to_jax
-from tpu_core.pjrt import client as pjrt
-from tpu_core.recorder.compute import GraphEvaluator, call_node
+from tpu_core.extend import GraphEvaluator, copy_to_jax, weak
 
 
 def is_arithmetic(value: Any) -> bool:
@@ -41,10 +39,10 @@ class _Evaluator(GraphEvaluator):
     def argument(self, node: Node, value: Any) -> Any:
         # A number that a loop computes: it must not widen what it meets.
         is_number = is_arithmetic(node.meta.get("val"))
-        return pjrt.weak(value) if is_number and _is_array(value) else value
+        return weak(value) if is_number and _is_array(value) else value
 
     def constant(self, value: Any) -> Any:
-        return value if isinstance(value, GraphModule) else to_jax(value)
+        return value if isinstance(value, GraphModule) else copy_to_jax(value)
 
     def call(self, node: Node, values: dict[Node, Any]) -> Any:
         read = self._barriers.values(node, values)
@@ -66,11 +64,11 @@ class _Evaluator(GraphEvaluator):
             return lax.dynamic_index_in_dim(values[source], index, node.args[1], keepdims=False)
         if entry is not None:
             key = self._draws.key(node) if is_random(node) else None
-            return call_node(node, entry, values, key, self._sizes.value)
+            return self.call_lowering(node, entry, values, key, self._sizes.value)
         args: Any = map_arg(node.args, values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
         if op is ITEM:
-            return pjrt.weak(jnp.reshape(args[0], ()))
+            return weak(jnp.reshape(args[0], ()))
         if op in LOWERINGS:
             return LOWERINGS[op](
                 HigherOrderCall(node, call, self._sizes, self._draws), *args, **kwargs

@@ -18,8 +18,7 @@ from torch.fx import GraphModule
 from tpu_compile import flex_blocks
 from tpu_compile.flex_blocks import QUERY_KEY, SCORE_QUERY, SCORE_VALUE, blocks_of
 from tpu_compile.flex_scores import Indices, ScoreGraphs, all_indices
-from tpu_core.lowering.dtypes import cast
-from tpu_core.lowering.matmul import contract
+from tpu_core.extend import cast, contract
 
 if TYPE_CHECKING:
     from tpu_compile.control_flow import HigherOrderCall

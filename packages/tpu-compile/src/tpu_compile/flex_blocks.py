@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 
 from tpu_compile.flex_scores import Indices, ScoreGraphs
-from tpu_core.lowering.dtypes import cast
-from tpu_core.lowering.matmul import contract
+from tpu_core.extend import cast, contract
 
 QUERY_KEY = (((3,), (3,)), ((0, 1), (0, 1)))  # [B,H,M,E] x [B,H,N,E] -> [B,H,M,N]
 SCORE_VALUE = (((3,), (2,)), ((0, 1), (0, 1)))  # [B,H,M,N] x [B,H,N,E] -> [B,H,M,E]

@@ -12,8 +12,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from torch.fx import GraphModule
 
-from tpu_core.lowering.dtypes import cast
-from tpu_core.lowering.registry import lowering
+from tpu_core.extend import cast, register
 
 if TYPE_CHECKING:
     from tpu_compile.control_flow import HigherOrderCall
@@ -114,7 +113,6 @@ def _total_of_many(_size: int, _mapped: Any, x: jax.Array) -> tuple[jax.Array, b
     return _total(x.sum(0)), False
 
 
-@lowering("flex_lib.zeros_and_scatter.default")
 def zeros_and_scatter(
     shape: Sequence[int], indices: Sequence[jax.Array], values: jax.Array
 ) -> jax.Array:
@@ -137,3 +135,6 @@ def zeros_and_scatter(
 
     result: jax.Array = scatter(values, *indices)
     return result
+
+
+register("flex_lib.zeros_and_scatter.default", zeros_and_scatter)

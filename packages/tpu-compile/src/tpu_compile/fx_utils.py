@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Target
 
-from tpu_core.lowering.registry import REGISTRY, Lowering
+from tpu_core.extend import Lowering, find_lowering
 
 
 def lowering_of(op: Target) -> Lowering | None:
@@ -20,11 +20,11 @@ def lowering_of(op: Target) -> Lowering | None:
         >>> lowering_of(torch.ops.aten.t.default).op
         'aten.t_copy.default'
     """
-    name = str(op)
-    if name in REGISTRY or not isinstance(op, torch._ops.OpOverload) or not op.is_view:
-        return REGISTRY.get(name)
-    namespace, packet, overload = name.split(".")
-    return REGISTRY.get(f"{namespace}.{packet}_copy.{overload}")
+    found = find_lowering(op)
+    if found is not None or not isinstance(op, torch._ops.OpOverload) or not op.is_view:
+        return found
+    namespace, packet, overload = str(op).split(".")
+    return find_lowering(f"{namespace}.{packet}_copy.{overload}")
 
 
 def subgraph(node: object) -> GraphModule | None:

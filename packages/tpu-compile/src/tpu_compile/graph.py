@@ -13,7 +13,9 @@ from tpu_compile.fx_utils import subgraphs
 from tpu_compile.rng import Seeds
 from tpu_compile.sizes import Sizes, Symbols
 from tpu_compile.unbacked import Bounded
-from tpu_core.padding.synthetic import Dim, DynamicSize, Shape
+from tpu_core.extend import Dim, DynamicSize
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Graph:
         seeds: Words of the ops that draw random numbers.
         same: Calls of the form of an earlier one, with that one.
         bounded: How sizes are computed in it, if they are.
-        open: Its open sizes, for `tpu_core.padding.synthetic`.
+        open: Its open sizes, for `tpu_core.extend.register_graph_op`.
         ops: Names of its ops, those of its subgraphs among them.
     """
 

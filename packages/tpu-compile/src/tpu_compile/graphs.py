@@ -32,20 +32,20 @@ from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
 from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
-from tpu_core import _C
 from tpu_core.errors import UnsupportedOpError
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import target
-from tpu_core.lowering.registry import register
-from tpu_core.padding.segment_signature import is_tracing
-from tpu_core.padding.sizes import NotPaddableError
-from tpu_core.padding.synthetic import register_dynamic_graph
-from tpu_core.profiler.graph_lines import register_graph_lines
-from tpu_core.recorder import decompose
-from tpu_core.recorder.checked import stands_for
-from tpu_core.recorder.functional_variants import overload_name
-from tpu_core.recorder.plan import NodePlan
-from tpu_core.runtime import hide_lines_of
+from tpu_core.extend import (
+    NotPaddableError,
+    flush,
+    hide_lines_of,
+    is_tracing,
+    list_caller,
+    overload_name,
+    register,
+    register_graph_op,
+    target,
+    to_numpy_dtype,
+)
+from tpu_core.extend import decompositions as lowered_by_pytorch
 
 logger = logging.getLogger("tpu_compile")
 
@@ -61,14 +61,14 @@ def forget_graphs() -> None:
     if GRAPHS:
         for device in range(torch.accelerator.device_count()):
             with contextlib.suppress(Exception):  # raised where the results are read
-                _C.flush_all(device, "torch.compiler.reset()")
+                flush(device, "torch.compiler.reset()")
         GRAPHS.clear()
 
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of overloads that have no lowering."""
-    return {op: fn for op, fn in decompose.table().items() if lowering_of(op) is None}
+    return {op: fn for op, fn in lowered_by_pytorch().items() if lowering_of(op) is None}
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -158,7 +158,7 @@ def _of_tensors(graph: Graph) -> Callable[[list[Any]], list[Any]]:
         return made
 
     # The dispatcher and its boxing would cost as much as XLA's call.
-    record = _C.list_caller("tpu_compile::graph", ((), (), key), general)
+    record = list_caller("tpu_compile::graph", ((), (), key), general)
 
     def run(tensors: list[Any]) -> list[Any]:
         GRAPHS[key] = graph
@@ -301,9 +301,9 @@ def _define() -> None:
     library.impl("graph", _batched, "Batched")
     _libraries.append(library)
     register(_NAME, _lower, identity=_identity)
-    register_dynamic_graph(_NAME, GRAPHS.__getitem__)
-    stands_for(_NAME, lambda plan: GRAPHS[plan.argument("key")].ops)
-    register_graph_lines(_NAME, _line_of_node)
+    from tpu_compile.updates import updates
+
+    register_graph_op(_NAME, GRAPHS.__getitem__, updates, _line_of_node)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
@@ -348,8 +348,8 @@ def _meta(
     return made
 
 
-def _line_of_node(plan: NodePlan, name: str) -> str | None:
-    graph = GRAPHS.get(plan.argument("key"))
+def _line_of_node(key: str, name: str) -> str | None:
+    graph = GRAPHS.get(key)
     return _lines(graph.module).get(name) if graph is not None else None
 
 

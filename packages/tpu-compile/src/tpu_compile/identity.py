@@ -11,11 +11,11 @@ from torch.fx.node import map_arg
 
 from tpu_compile.fx_utils import lowering_of, subgraphs
 from tpu_compile.sizes import SYMBOLIC, Sizes
-from tpu_core.recorder.compute import avals
+from tpu_core.extend import avals
 
 
 def identities(module: GraphModule, sizes: Sizes) -> Iterator[str]:
-    """The identity of each op that has one (`tpu_core.lowering.registry.Lowering`).
+    """The identity of each op that has one, else the digest of its package where that is another.
 
     Args:
         module: The graph.
@@ -36,6 +36,8 @@ def identities(module: GraphModule, sizes: Sizes) -> Iterator[str]:
         entry = lowering_of(node.target) if node.op == "call_function" else None
         if entry is not None and entry.identity is not None:
             args, kwargs = (map_arg(a, described) for a in (node.args, node.kwargs))
-            yield entry.identity(*args, **kwargs)
+            yield entry.key_part(*args, **kwargs)
+        elif entry is not None and (source := entry.key_part()):
+            yield source
         for body in subgraphs(node):
             yield from identities(body, sizes)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from tpu_compile import recomputation
 from tpu_compile.fx_utils import subgraph
 from tpu_compile.rng import NUMBER
 from tpu_compile.sizes import Symbols
-from tpu_core.lowering.evaluate import to_jax
+from tpu_core.extend import copy_to_jax, package_digest
 
 
 def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
@@ -28,7 +26,8 @@ def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
     number = {node: i for i, node in enumerate(module.graph.nodes)}
     # Their own numbers count up in a process.
     checkpoints = {n: str(i) for i, r in enumerate(recomputation.find(module)) for n in r.nodes}
-    digest = hashlib.sha256(_sources())
+    # Programs stay in the cache folder: they must not outlive a change of this package.
+    digest = hashlib.sha256(package_digest("tpu_compile").encode())
     # Buckets go by the ranges of sizes.
     digest.update(repr([(s.low, s.high, s.varies) for s in symbols.open]).encode())
 
@@ -54,11 +53,5 @@ def key_of(module: GraphModule, symbols: Symbols | None = None) -> str:
             digest.update(key_of(body, symbols).encode())
         elif node.op == "get_attr":
             constant = getattr(module, str(node.target))
-            digest.update(to_jax(constant).tobytes() if constant.numel() else b"")
+            digest.update(copy_to_jax(constant).tobytes() if constant.numel() else b"")
     return digest.hexdigest()
-
-
-@functools.cache
-def _sources() -> bytes:
-    # Programs stay in the cache folder: they must not outlive a change of this package.
-    return b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))

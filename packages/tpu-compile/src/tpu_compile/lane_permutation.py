@@ -21,7 +21,7 @@ import torch
 from jax import lax
 from torch.fx import GraphModule, Node
 
-from tpu_core.lowering.registry import REGISTRY, register
+from tpu_core.extend import find_lowering, register
 
 logger = logging.getLogger("tpu_compile")
 
@@ -249,7 +249,7 @@ def _define() -> None:
     library.define("moved_lanes(Tensor x, int[] lanes) -> Tensor")
     library.impl("moved_lanes", lambda x, lanes: x.new_empty(x.shape), "Meta")
     _libraries.append(library)
-    if _NAME not in REGISTRY:
+    if find_lowering(_NAME) is None:
         register(_NAME, _lower)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from tpu_core.torch_compat import TRACES_WITH_MODULES
+from tpu_compile.torch_compat import TRACES_WITH_MODULES
 
 if TYPE_CHECKING:
     from tpu_compile.layers import Layer

@@ -28,9 +28,7 @@ from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.rng import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.lowering.random import fold_in
-from tpu_core.lowering.registry import register
-from tpu_core.runtime import hide_lines_of
+from tpu_core.extend import fold_in, hide_lines_of, register
 
 Tensor = torch.Tensor
 

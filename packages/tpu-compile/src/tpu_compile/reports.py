@@ -12,9 +12,10 @@ import logging
 import torch
 from torch.fx import GraphModule
 
-from tpu_core.compiler import dumps
+from tpu_core.extend import Artifacts
 
-logger = dumps.artifact_logger("tpu_graphs", "Graphs that torch.compile hands to device tpu.")
+_artifacts = Artifacts("tpu_graphs", "Graphs that torch.compile hands to device tpu.")
+logger = _artifacts.logger
 _numbers = itertools.count()
 
 
@@ -30,10 +31,10 @@ def graph(module: GraphModule, kind: str) -> None:
         return str(module.print_readable(print_output=False, include_stride=True))
 
     compile_id = torch._guards.CompileContext.current_compile_id()
-    dumps.write(f"graph_{next(_numbers)}_{_file_name(compile_id)}{kind}.py", text)
+    _artifacts.write(f"graph_{next(_numbers)}_{_file_name(compile_id)}{kind}.py", text)
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("[%s] %s graph\n%s", compile_id, kind, text())
-    dumps.trace(f"tpu_{kind}_graph", text)
+    _artifacts.trace(f"tpu_{kind}_graph", text)
 
 
 def _file_name(compile_id: object) -> str:

@@ -16,8 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_compile.fx_utils import lowering_of, subgraphs
-from tpu_core import _C
-from tpu_core.lowering.random import derive_key, fold_in
+from tpu_core.extend import derive_key, draw_seeds, fold_in
 
 _MASK = 0xFFFFFFFF
 
@@ -121,11 +120,10 @@ class Seeds:
             device: Whose generator advances.
             arguments: Of the graph; random states to draw from again are among them.
         """
-        generator = _C.default_generator(device.index)
         found: list[tuple[int, ...]] = []
         for given in self._given:
             if given is None:
-                seed, offset = _C.next_seed(generator)
+                ((seed, offset),) = draw_seeds(device.index, 1)
             else:
                 seed, offset = arguments[given].view(torch.int64).tolist()
             found.append((seed & _MASK, seed >> 32 & _MASK, offset & _MASK, offset >> 32 & _MASK))

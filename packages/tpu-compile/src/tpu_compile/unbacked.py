@@ -25,7 +25,7 @@ from tpu_compile.evaluate import call
 from tpu_compile.fx_utils import line_of, outputs, part_of, subgraphs
 from tpu_compile.rng import Words, drawing
 from tpu_compile.sizes import Sizes, is_symbol
-from tpu_core.padding.dynamic_counts import run_with_dynamic_counts
+from tpu_core.extend import run_with_dynamic_counts
 
 _aten = torch.ops.aten
 _NONZERO = _aten.nonzero.default

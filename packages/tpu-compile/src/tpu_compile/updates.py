@@ -6,7 +6,6 @@ from torch.fx import GraphModule, Node
 
 from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import GRAPHS
-from tpu_core.compiler.aliases import tells_updates
 
 _UPDATES = "tpu_updates"  # in a node's metadata: position of the input
 
@@ -30,6 +29,3 @@ def updates(key: str) -> dict[int, int]:
     made = [result for result, is_made in zip(graph.results, graph.made) if is_made]
     marked = {i: r.meta[_UPDATES] for i, r in enumerate(made) if _UPDATES in r.meta}
     return {i: graph.tensors.index(at) for i, at in marked.items() if at in graph.tensors}
-
-
-tells_updates("tpu_compile.graph.default", updates)

@@ -28,6 +28,7 @@ from tpu_core.config_kinds import (
     VERIFY,
     Kind,
     choice,
+    choice_or_plugin,
     integer,
 )
 from tpu_core.errors import ConfigurationError
@@ -84,9 +85,9 @@ class Config:
     )
     eager_mode: str | None = _setting(
         "TPU_EAGER_MODE",
-        choice("debug", "strict", "fused"),
+        choice_or_plugin("tpu_core.modes", "debug", "strict", "fused"),
         "Execution of ops outside `torch.compile`: one at a time and wait (debug), one at a "
-        "time (strict), or recorded and run as one program (fused).",
+        "time (strict), or recorded and run as one program (fused); or a mode of another package.",
         shown="`fused` with tpu-eager, else `strict`",
     )
     fallback: str = _setting(

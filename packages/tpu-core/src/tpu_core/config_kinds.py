@@ -41,6 +41,21 @@ def choice(*names: str) -> Kind:
     return Kind("choice", parse, ", ".join(names))
 
 
+def choice_or_plugin(group: str, *names: str) -> Kind:
+    """One of a few names, or that of an entry point of a group, which is looked for last."""
+
+    def parse(text: str) -> str:
+        if text.lower() in names:
+            return text.lower()
+        from importlib.metadata import entry_points  # what most processes need not read
+
+        if text not in entry_points(group=group).names:
+            raise ValueError(text)
+        return text
+
+    return Kind("choice", parse, ", ".join(names))
+
+
 def integer(least: int) -> Kind:
     """An integer not below ``least``."""
 

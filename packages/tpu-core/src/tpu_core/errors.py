@@ -29,7 +29,6 @@ from tpu_core.errors_export import ExportError as ExportError
 from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors_kernels import KernelCompilationError as KernelCompilationError
 from tpu_core.errors_kernels import KernelRuleError as KernelRuleError
-from tpu_core.xla_status import map_xla_error as map_xla_error
 
 
 class TpuNotAvailableError(TpuError):

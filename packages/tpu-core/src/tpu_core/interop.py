@@ -46,6 +46,10 @@ def from_jax(array: Any, device: Any = None) -> torch.Tensor:
     Raises:
         TypeError: The array's dtype has no counterpart in torch.
         ValueError: The array is sharded over several devices.
+
+    Example:
+        >>> from_jax(jnp.ones(3)).device
+        device(type='tpu', index=0)
     """
     from tpu_core.lowering.dtypes import TO_TORCH
     from tpu_core.runtime import runtime

@@ -35,6 +35,9 @@ class Mode:
             by op, while its program is compiled.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.
+
+    Example:
+        >>> Mode("by_fours", max_ops=4)  # an entry point of the group tpu_core.modes
     """
 
     name: str

@@ -105,6 +105,10 @@ def find_chips(
     Args:
         root: Root of the file system, for tests.
         environ: The environment; that of the process by default.
+
+    Example:
+        >>> find_chips().count
+        4
     """
     environ = os.environ if environ is None else environ
     root = Path(root)
@@ -173,6 +177,10 @@ def resolve() -> Platform:
     Raises:
         TpuNotAvailableError: ``TPU_PLATFORM=tpu`` without a chip or without libtpu.
         ConfigurationError: A ``TPU_*`` variable is not valid.
+
+    Example:
+        >>> resolve_platform().name
+        'cpu'
     """
     wanted = config().platform
     if wanted not in (None, "tpu"):

@@ -279,6 +279,9 @@ def hide_lines_of(file: str) -> None:
 
     Args:
         file: A file in the package's folder.
+
+    Example:
+        >>> hide_lines_of(__file__)
     """
     _internal.append(os.path.dirname(file) + os.sep)
     if is_initialized():
@@ -292,7 +295,12 @@ def own_folders() -> tuple[str, ...]:
 
 
 def runtime() -> Runtime:
-    """The running device, started if need be."""
+    """The running device, started if need be.
+
+    Example:
+        >>> runtime().client.platform.name
+        'cpu'
+    """
     return initialize()
 
 

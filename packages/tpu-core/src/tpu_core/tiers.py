@@ -45,20 +45,19 @@ def switch(name: str, patience: float) -> None:
     _C.set_patience(patience)
 
 
-def pin_to_programs(pinned: bool) -> None:
+def pin_to_programs(pinned: bool, client: Any) -> None:
     """Have ops run as programs from the next on, or again as `choose` decided.
 
     Args:
         pinned: Whether CPU kernels run nothing.
+        client: The running device's.
     """
-    from tpu_core.runtime import runtime
-
     torch.accelerator.synchronize(torch.device("tpu", _C.current_device()))
     if pinned:
         _C.set_tiers(NUMBERS["compiled"])
         _compute_gradients_here(False)
     else:
-        choose(runtime().client)
+        choose(client)
 
 
 _here = False

@@ -19,7 +19,7 @@ def load() -> None:
 
     if not dist.is_available():
         return
-    from tpu_core.import_hooks import when_imported
+    from tpu_core.extend import when_imported
     from tpu_distributed import splitting
 
     for name in NAMES:

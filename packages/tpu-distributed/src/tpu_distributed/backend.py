@@ -6,9 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tpu_core import _C
-from tpu_core.pjrt import distributed
-from tpu_core.runtime import runtime
+from tpu_core.extend import World, make_backend, runtime
 from tpu_distributed import slices, world
 from tpu_distributed.flight_records.recorder import RECORDER
 from tpu_distributed.group import Group
@@ -33,14 +31,14 @@ def create(options: Any) -> Any:
     if not ranks:  # the default group
         world.enter(store, rank, size, options.timeout.total_seconds())
         ranks = list(range(size))
-        current = distributed.current_world() if size > 1 else None
+        current = World.current() if size > 1 else None
         RECORDER.start(current.name if current else None, rank, size)
     client = runtime().client
-    devices = distributed.members(client)
+    devices = client.members()
     members = [devices[r] for r in ranks] if size > 1 else [client.devices[0]]
     seconds = options.timeout.total_seconds()
     control = Rendezvous(store, options.group_id, rank, size, seconds, ranks)
     if not options.global_ranks_in_group:
         slices.entered(control, members)
     group = Group(control, members, slices.whole_of(ranks, rank))
-    return _C.make_backend(rank, size, "tpu", seconds, group)
+    return make_backend(rank, size, seconds, group)

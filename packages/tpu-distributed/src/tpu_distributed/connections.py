@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpu_core import _C
-from tpu_core.pjrt import handshake
+from tpu_core.extend import PeerRefusedError, connect_peer, ring_all_reduce
 from tpu_distributed import addresses, job_secret
 from tpu_distributed.visitors import Visitors
 
@@ -147,7 +146,7 @@ class Connections:
         """
         sockets = self._outgoing[0].fileno(), self._incoming[0].fileno()
         try:
-            _C.ring_all_reduce(*what, self._rank, self._size, *sockets, timeout)
+            ring_all_reduce(*what, self._rank, self._size, *sockets, timeout)
         except BaseException:  # as of `exchange`
             self.close()
             raise
@@ -248,10 +247,8 @@ class Connections:
         store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
         host, port, name = store.get(key).decode().split()
         try:
-            return handshake.connect(
-                (host, int(port)), secret, f"{name} from {self._rank}", deadline
-            )
-        except handshake.RefusedError as error:
+            return connect_peer((host, int(port)), secret, f"{name} from {self._rank}", deadline)
+        except PeerRefusedError as error:
             raise ConnectionRefusedError(
                 f"rank {rank} at {host}:{port} does not take this process for one of the job "
                 f"({error}); {job_secret.VARIABLE} must be the same for all"

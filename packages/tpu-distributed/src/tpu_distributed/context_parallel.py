@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tpu_core.torch_compat import functional_collective
 from tpu_distributed import ring_attention
+from tpu_distributed.torch_compat import functional_collective
 
 # Of `[batch, heads, sequence, features]`.
 _SEQUENCE = 2

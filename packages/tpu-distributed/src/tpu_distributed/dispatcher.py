@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-from tpu_core import synchronization
+from tpu_core.extend import on_synchronize
 
 T = TypeVar("T")
 
@@ -160,5 +160,5 @@ class Task(Generic[T]):
 
 
 SENDER = Sender()
-synchronization.QUEUES.append(SENDER.finish)
+on_synchronize(SENDER.finish)
 atexit.register(SENDER.finish, _EXIT_SECONDS)

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tpu_core.pjrt import client as pjrt
-from tpu_core.pjrt.client import Loaded
+from tpu_core.extend import Loaded, address, put
 from tpu_distributed.connections import Reduced
 from tpu_distributed.flight_records.recorder import Record
 from tpu_distributed.reductions import Reduction
@@ -125,18 +124,18 @@ class HostExecutor:
         """Reduce it, and return when that is done."""
         if self._is_payload:
             result = self._reduction.of_rows(payloads)
-            return [pjrt.put(result, self._device)]
+            return [put(result, self._device)]
         (array,) = arrays
         if takes and self._take is not None:
             # The program waits for those that still read the memory.
             (array,) = self._take.execute([array]).consume_with_handlers(self._take.handlers)
-            address = pjrt.address(array)
-            self._control.all_reduce(record, self._reduced(address, address))
+            place = address(array)
+            self._control.all_reduce(record, self._reduced(place, place))
             return [array]
         out = np.empty(array.shape, array.dtype)
-        addresses = pjrt.address(array), out.__array_interface__["data"][0]
+        addresses = address(array), out.__array_interface__["data"][0]
         self._control.all_reduce(record, self._reduced(*addresses))
-        return [pjrt.put(out, self._device)]
+        return [put(out, self._device)]
 
     def _reduced(self, source: int, out: int) -> Reduced:
         name = self._reduction.on_host

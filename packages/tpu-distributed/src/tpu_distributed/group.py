@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from torch.distributed import PrefixStore
 
-from tpu_core import _C, runtime
-from tpu_core.compiler import collectives
 from tpu_core.errors import CollectiveMismatchError
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.pjrt import known_faults
-from tpu_core.pjrt.client import Loaded
+from tpu_core.extend import (
+    DeviceValue,
+    Loaded,
+    hide_lines_of,
+    make_backend,
+    obtain_program,
+    runtime,
+    to_numpy_dtype,
+)
 from tpu_distributed import messages, ragged, spmd_region, traced_collectives
 from tpu_distributed.dispatcher import SENDER, Task
 from tpu_distributed.executors import CollectiveExecutor, HostExecutor, OnDevices
@@ -27,9 +31,9 @@ from tpu_distributed.rendezvous import CollectiveCall, Rendezvous
 from tpu_distributed.slices import Groups, OnWholeSlice, Whole, whole_of
 from tpu_distributed.stablehlo import DTYPES, ProgramWriter, Value, element_of, numel
 from tpu_distributed.traced_collectives import GROUPS, TracedCollective
-from tpu_distributed.work import CoalescedWork, Collective, CompletedWork
+from tpu_distributed.work import CoalescedWork, Collective, CompletedWork, Written
 
-runtime.hide_lines_of(__file__)
+hide_lines_of(__file__)
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
@@ -43,7 +47,7 @@ _ROOTED = frozenset({"reduce", "gather", "scatter"})
 
 
 class Group:
-    """Implementation of c10d's collectives for `tpu_core._C.make_backend`.
+    """Implementation of c10d's collectives for `tpu_core.extend.make_backend`.
 
     Args:
         control: Agrees with the other ranks.
@@ -274,7 +278,7 @@ class Group:
         control = Rendezvous(store, name, own, size, seconds, members)
         whole = whole_of(members, own)
         group = Group(control, [self.devices[r] for r in ranks], whole)
-        return _C.make_backend(own, size, "tpu", seconds, group)
+        return make_backend(own, size, seconds, group)
 
     def abort(self) -> None:
         """Give the group up: others that wait for this rank get an error."""
@@ -383,14 +387,14 @@ class Group:
         agreed: Record | None = None,
     ) -> Collective:
         traced_collectives.run_recorded()
-        operands = [_C.Operand(x) for x in inputs]
-        promises: list[_C.Promise] = []
+        operands = [DeviceValue(x).operand() for x in inputs]
+        promises: list[Written] = []
         copied = []
         for tensor in written:
-            promise = _C.promise(tensor)
+            promise = DeviceValue(tensor).promise()
             if promise is None:  # it shares its storage, and gets what it is given at the end
                 values = tensor.detach().new_empty(tensor.shape)
-                promise = _C.promise(values)
+                promise = DeviceValue(values).promise()
                 copied.append((tensor.detach(), values))
             assert promise is not None  # of what is new
             promises.append(promise)
@@ -448,7 +452,7 @@ class Group:
         key = _key(call, inputs, written)
         carrier = self._carriers.get(key)
         if carrier is None:
-            client = runtime.runtime().client
+            client = runtime().client
             has_hosts = client.platform.name == "cpu" and self.size > 1
             if self.whole:
                 make = partial(self._program, call, inputs, build, self.whole.world.devices)
@@ -475,14 +479,13 @@ class Group:
         p, results = self._built(inputs, build, size, groups)
         outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
         text = partial(p.text, results, takes)
-        return collectives.obtain(runtime.runtime(), devices, str(call), text, outputs)
+        return obtain_program(runtime(), devices, str(call), text, outputs)
 
     @staticmethod
     def _built(
         inputs: Tensors, build: Build, size: int, groups: Groups | None = None
     ) -> tuple[ProgramWriter, list[Value]]:
-        platform = runtime.runtime().client.platform.name
-        p = ProgramWriter(size, groups, not known_faults.present("racing-reduce-scatter", platform))
+        p = ProgramWriter(size, groups, not runtime().client.has_fault("racing-reduce-scatter"))
         return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:

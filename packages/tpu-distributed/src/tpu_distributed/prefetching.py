@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from tpu_core import _C
+from tpu_core.extend import DeviceValue
 
 Batch = TypeVar("Batch")
 
@@ -85,14 +85,14 @@ def _to(batch: Any, device: torch.device) -> Any:
         for leaf in pytree.tree_leaves(moved, is_leaf=_moves_itself):
             for tensor in leaf.values() if isinstance(leaf, Mapping) else (leaf,):
                 if _waits_on_the_host(tensor):
-                    _C.value_array(tensor, "prefetch")
+                    DeviceValue(tensor).array("prefetch")
     return moved
 
 
 def _waits_on_the_host(value: Any) -> bool:
     """Return whether a tensor of the device would be sent only when the first op reads it."""
     is_ours = isinstance(value, torch.Tensor) and value.device.type == "tpu"
-    return is_ours and _C.state(value) == "host"
+    return is_ours and DeviceValue(value).state == "host"
 
 
 def _moves_itself(value: Any) -> bool:

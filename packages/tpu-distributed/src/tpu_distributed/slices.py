@@ -16,7 +16,7 @@ import numpy as np
 
 from tpu_core.config import config
 from tpu_core.errors import ProcessGroupError
-from tpu_core.pjrt.client import Loaded
+from tpu_core.extend import Loaded
 from tpu_distributed.executors import OnDevices
 from tpu_distributed.flight_records.recorder import Record
 from tpu_distributed.rendezvous import Rendezvous

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from tpu_core import runtime
-from tpu_core.compiler import collectives
-from tpu_core.compiler import segment as segments
-from tpu_core.compiler.programs import Program
-from tpu_core.compiler.reasons import listing
-from tpu_core.compiler.segment import Node, Segment
-from tpu_core.lowering import implementations
-from tpu_core.padding.arrays import exact
-from tpu_core.pjrt import client as pjrt
-from tpu_core.pjrt.client import Loaded
+from tpu_core.extend import (
+    Loaded,
+    Node,
+    Program,
+    Segment,
+    exact_array,
+    obtain_segment,
+    put,
+    runtime,
+)
 from tpu_distributed import spmd_region
 from tpu_distributed.dispatcher import SENDER
 from tpu_distributed.flight_records.recorder import RECORDER, Record
@@ -79,19 +79,14 @@ class Together:
         self._nodes, self._key = nodes, segment.key
         self._calls = [recorded_of(node).call for node in nodes]
         self._ops = described(segment)
-        self._device = runtime.runtime().client.devices[segment.device]
-        program = f"{segment.key} {implementations.sources()}"
+        self._device = runtime().client.devices[segment.device]
         constants = repr(segment.constants())
-        self._fingerprints = fingerprint_of(program) | 1, fingerprint_of(constants)
-        self._loaded: Loaded = collectives.obtain(
-            runtime.runtime(),
+        self._fingerprints = fingerprint_of(segment.text()) | 1, fingerprint_of(constants)
+        self._loaded: Loaded = obtain_segment(
+            runtime(),
             group_of(nodes[0]).devices,
             f"a program with {len(nodes)} collectives",
-            partial(segments.lower, segment),
-            segment.outputs(),
-            what=f"{program} {constants}",
-            contents=listing(segment),
-            cut=segment.cut,
+            segment,
         )
 
     def execute(self, arrays: Sequence[Any]) -> list[Any] | None:
@@ -100,7 +95,7 @@ class Together:
         Returns:
             Its results; None where the ranks differ: `program_of` then has another answer.
         """
-        given = [exact(a, self._device) for a in arrays]
+        given = [exact_array(a, self._device) for a in arrays]
         control = group_of(self._nodes[0]).control
         # Nobody else may call a collective of the group till it is known how many this is.
         with control.order:
@@ -149,7 +144,7 @@ def described(segment: Segment) -> list[str]:
 
 
 def program_of(segment: Segment) -> Program | None:
-    """Program of a segment for `tpu_core.compiler.spanning`."""
+    """Program of a segment for `tpu_core.extend.register_spanning`."""
     nodes = [node for node in segment.nodes if node.name == NAME]
     agreement = _agreements.pop(segment.key, Agreement.ALL)
     if agreement is Agreement.NOTHING:
@@ -179,8 +174,8 @@ def _alone(segment: Segment, arrays: Sequence[Any]) -> list[Any]:
     """Carry one collective out, as outside of a region."""
     (node,) = segment.nodes
     control, recorded = group_of(node).control, recorded_of(node)
-    device = runtime.runtime().client.devices[segment.device]
-    given = {slot: exact(a, device) for slot, a in zip(segment.inputs(), arrays)}
+    device = runtime().client.devices[segment.device]
+    given = {slot: exact_array(a, device) for slot, a in zip(segment.inputs(), arrays)}
     taken = [i for i in segment.donated if node.operands.count(i) == 1]
     operands = [_Held(given[i], i in taken) for i in node.operands]
     with control.order:
@@ -189,6 +184,6 @@ def _alone(segment: Segment, arrays: Sequence[Any]) -> list[Any]:
         work = Collective((), record, control, recorded.carrier(), operands, (), True, None)
         SENDER.put(work, waits=True)
     work.wait(None)
-    results = [*work.arrays, pjrt.put(np.zeros((), np.uint8), device)]
+    results = [*work.arrays, put(np.zeros((), np.uint8), device)]
     by_slot = dict(zip(node.outputs, results, strict=True))
     return [by_slot[i] for i in segment.live]

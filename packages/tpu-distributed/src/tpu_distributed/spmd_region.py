@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tpu_core import _C, synchronization
+from tpu_core.extend import defer_events, flush
 
 if TYPE_CHECKING:
     from tpu_distributed.group import Group
@@ -45,7 +45,7 @@ class spmd(contextlib.ContextDecorator):  # noqa: N801 - a function to its users
         if _depth == 0:
             _differed, _last = False, None
             # What was recorded before need not be the same on all ranks.
-            _C.flush_all(-1, "spmd()")
+            flush(-1, "spmd()")
         _depth += 1
         return self
 
@@ -84,7 +84,7 @@ def _is_inside() -> bool:
 
 
 # DistributedDataParallel records one for each bucket.
-synchronization.DEFERS.append(_is_inside)
+defer_events(_is_inside)
 
 
 def differed() -> None:

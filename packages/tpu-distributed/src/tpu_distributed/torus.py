@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from tpu_core import runtime
 from tpu_core.errors import MeshError
-from tpu_core.pjrt import distributed
+from tpu_core.extend import runtime
 
 
 def torus_order(sizes: Sequence[int]) -> torch.Tensor:
@@ -34,7 +33,7 @@ def torus_order(sizes: Sequence[int]) -> torch.Tensor:
         >>> ranks = tpu_distributed.torus_order((16, 16))
         >>> mesh = DeviceMesh("tpu", ranks, mesh_dim_names=("data", "model"))
     """
-    return order_of(distributed.members(runtime.runtime().client), sizes)
+    return order_of(runtime().client.members(), sizes)
 
 
 def order_of(devices: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:
@@ -46,9 +45,9 @@ def order_of(devices: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:
         )
     ranks = torch.arange(len(devices))
     if all(getattr(device, "coords", None) is not None for device in devices):
-        from tpu_core.pjrt.topologies import ordered  # jax's meshes take long to import
+        from tpu_core.extend import ordered_mesh  # jax's meshes take long to import
 
         rank = {device.id: i for i, device in enumerate(devices)}
-        placed: list[Any] = ordered(devices, tuple(sizes)).ravel().tolist()
+        placed: list[Any] = ordered_mesh(devices, tuple(sizes)).ravel().tolist()
         ranks = torch.tensor([rank[device.id] for device in placed])
     return ranks.reshape(tuple(sizes))

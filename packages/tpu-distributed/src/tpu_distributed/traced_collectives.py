@@ -15,12 +15,16 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from tpu_core import _C
-from tpu_core.compiler.segment import Node
-from tpu_core.compiler.spanning import SPANNING
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.registry import register
-from tpu_core.pjrt.inlined import inlined
+from tpu_core.extend import (
+    DeviceValue,
+    Node,
+    flush,
+    inlined,
+    record_op,
+    register,
+    register_spanning,
+    to_numpy_dtype,
+)
 from tpu_distributed.executors import CollectiveExecutor
 from tpu_distributed.rendezvous import CollectiveCall
 
@@ -103,7 +107,7 @@ def run_recorded() -> None:
         return
     _drop_run()
     if _kept:
-        _C.flush_all(-1, "collective")
+        flush(-1, "collective")
         _drop_run()
 
 
@@ -141,10 +145,11 @@ class Stalls:
     def _run(self) -> None:
         while True:
             self._has_recorded.wait()
-            before = _C.counters()["ops"]
+            metrics: Callable[[], dict[str, float]] = torch.get_device_module("tpu").metrics
+            before = metrics()["ops"]
             time.sleep(self.seconds)
             self._has_recorded.clear()
-            if _C.counters()["ops"] != before:
+            if metrics()["ops"] != before:
                 self._has_recorded.set()
                 continue
             with contextlib.suppress(Exception):  # raised where the results are read
@@ -156,12 +161,12 @@ STALLS = Stalls()
 
 def _drop_run() -> None:
     with _kept_lock:
-        _kept[:] = [mark for mark in _kept if _C.state(mark) in ("pending", "running")]
+        _kept[:] = [mark for mark in _kept if DeviceValue(mark).state in ("pending", "running")]
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy, whose storage holds its elements and no others."""
-    if x.is_conj() or x.is_neg() or not _C.is_whole(x):
+    if x.is_conj() or x.is_neg() or not DeviceValue(x).is_whole:
         return x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return x
 
@@ -175,9 +180,8 @@ def _define() -> None:
     library.impl("collective", _meta, "Meta")
     _libraries.append(library)
     register(NAME, _lower)
-    SPANNING[NAME] = spmd_program.program_of
-    _C.register_overloads(["tpu_distributed::collective"])
-    _C.register_not_differentiable("tpu_distributed::collective")
+    register_spanning(NAME, spmd_program.program_of)
+    record_op("tpu_distributed::collective", is_differentiable=False)
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library

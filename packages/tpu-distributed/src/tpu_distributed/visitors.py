@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_core.pjrt import handshake
+from tpu_core.extend import PeerDoor, listen_for_peers
 
 logger = logging.getLogger("tpu_distributed")
 _TURN_SECONDS = 0.2
@@ -31,8 +31,8 @@ class Visitors:
         self._is_open = True
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
-        self._door = handshake.Door(
-            handshake.listen(host),
+        self._door = PeerDoor(
+            listen_for_peers(host),
             secret,
             expected.__contains__,
             self._admit,

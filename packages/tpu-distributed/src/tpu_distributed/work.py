@@ -8,9 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tpu_core import _C
-from tpu_core.profiler import spans
-from tpu_core.xla_status import map_xla_error
+from tpu_core.extend import map_xla_error, profile_work
 from tpu_distributed.dispatcher import SENDER
 from tpu_distributed.executors import CollectiveExecutor
 from tpu_distributed.flight_records.recorder import RECORDER, Record
@@ -51,7 +49,7 @@ class CompletedWork:
 
 
 class Read(Protocol):
-    """An operand of a collective: a `tpu_core._C.Operand`, say."""
+    """An operand of a collective: that of `tpu_core.extend.DeviceValue`, say."""
 
     def array(self) -> Any:
         """Its array, once it is computed."""
@@ -61,6 +59,19 @@ class Read(Protocol):
 
     def release(self) -> None:
         """Let go of it."""
+
+
+class Written(Protocol):
+    """A result of a collective: a promise of `tpu_core.extend.DeviceValue`."""
+
+    def keep(self, array: Any) -> None:
+        """Fill in its array."""
+
+    def fail(self, error: BaseException) -> None:
+        """Have whatever reads it raise an error."""
+
+    def end(self, take_back: bool) -> None:
+        """Let go of it; the tensor gets back the value from before, if that is asked for."""
 
 
 class Collective(CompletedWork):
@@ -84,7 +95,7 @@ class Collective(CompletedWork):
         control: Rendezvous,
         carrier: CollectiveExecutor,
         operands: Sequence[Read],
-        promises: Sequence[_C.Promise],
+        promises: Sequence[Written],
         agrees: bool,
         timeout: float | None,
     ) -> None:
@@ -103,7 +114,7 @@ class Collective(CompletedWork):
             arrays = [operand.array() for operand in self._operands]
             payloads: Sequence[Any] = ()
             call = self._record.call
-            with spans.work(
+            with profile_work(
                 call.kind, self._record.line, "Collectives", lambda: self._arrays, call=call
             ):
                 if self._agrees:

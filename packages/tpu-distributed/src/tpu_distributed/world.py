@@ -6,9 +6,9 @@ import os
 import uuid
 from typing import Any
 
-from tpu_core import runtime
-from tpu_core.pjrt import distributed
-from tpu_core.pjrt.distributed import World
+import torch
+
+from tpu_core.extend import World, join_world
 from tpu_distributed import addresses, job_secret
 from tpu_distributed.launch import environment
 
@@ -26,23 +26,23 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
         return
     if _is_current(store, rank, size):
         return
-    if not runtime.is_initialized():
+    if not torch.get_device_module("tpu").is_initialized():
         environment.settle_process(os.environ)
     key = "world"
     secret = job_secret.of_group(store, rank, timeout)
     listening = addresses.interface(size)
     if rank == 0:
         name = uuid.uuid4().hex
-        port = distributed.start_coordinator(name, size, listening, secret)
+        port = World.start_coordinator(name, size, listening, secret)
         store.set(key, f"{name} {addresses.reached_at(listening)} {port}")
     name, host, text = store.get(key).decode().split()
     world, address = World(name, rank, size), (host, int(text))
-    runtime.join_world(lambda: distributed.join(world, address, secret, listening, timeout))
+    join_world(world, address, secret, listening, timeout)
 
 
 def _is_current(store: Any, rank: int, size: int) -> bool:
     """Return whether each process is in the same world already, under the same rank."""
-    world = distributed.current_world()
+    world = World.current()
     fits = world is not None and (world.rank, world.size) == (rank, size)
     store.set(f"in/{rank}", world.name if world is not None and fits else "")
     names = {store.get(f"in/{r}") for r in range(size)}

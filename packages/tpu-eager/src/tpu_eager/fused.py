@@ -6,7 +6,7 @@ repeats, and what does not repeat at ``TPU_SEGMENT_OPS`` ops.
 
 from __future__ import annotations
 
-from tpu_core.modes import Mode
+from tpu_core.extend import Mode
 
 FUSED = Mode(
     "fused",

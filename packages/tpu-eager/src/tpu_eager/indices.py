@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tpu_core.recorder.host_replay import call_of_last
+from tpu_core.extend import call_of_last
 
 Arguments = dict[str, Any]
 # The index tensors of a call, each with the number of elements it selects from.

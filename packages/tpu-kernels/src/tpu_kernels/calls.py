@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpu_core import from_jax
 from tpu_core.errors import JaxFunctionError
+from tpu_core.extend import from_jax
 from tpu_kernels import values
 from tpu_kernels.arguments import Argument
 from tpu_kernels.flat_op import FlatOp

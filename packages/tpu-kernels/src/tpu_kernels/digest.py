@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-
-from tpu_core.pjrt import jax_compat
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -89,7 +88,8 @@ class _Writer:
                 self.value(item)
         elif isinstance(value, (set, frozenset)):
             self.value(sorted(_ADDRESS.sub("", repr(v)) for v in value))
-        elif (variable := jax_compat.variable_of(value)) is not None:
+        elif isinstance(value, Tracer) and (variable := getattr(value, "val", None)) is not None:
+            # From jax 0.11 on: a variable of a function around, among an inner one's constants.
             self.text(self.outer(variable))
         elif _is_array(value):
             array = np.asarray(value)

@@ -9,11 +9,15 @@ import jax
 import numpy as np
 import torch
 
-from tpu_core import _C, runtime
 from tpu_core.errors import JaxFunctionError, UnsupportedOpError
-from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
-from tpu_core.lowering.registry import register
-from tpu_core.pjrt import jax_settings
+from tpu_core.extend import (
+    JaxSettings,
+    hide_lines_of,
+    record_op,
+    register,
+    to_numpy_dtype,
+    to_torch_dtype,
+)
 from tpu_kernels import first_vmap, sizes
 from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
 from tpu_kernels.derivatives import Derivatives
@@ -50,7 +54,7 @@ class FlatOp:
     ) -> None:
         self.name, self.arguments, self.returns, self.fn = name, arguments, returns, fn
         self.origin, self._like = origin, like
-        self._settings = jax_settings.USUAL  # of JAX, when the op was last called
+        self._settings = JaxSettings()  # of JAX, when the op was last called
         self._traced: dict[Any, tuple[Traced, list[int]]] = {}
         self._derivatives = Derivatives(arguments, returns, fn, backward)
         self.namespace, self.short = name.split("::")
@@ -69,11 +73,8 @@ class FlatOp:
             location=_location(origin or fn),
             identity=self._identity,
         )
-        _C.register_overloads([name])
-        if differentiable:
-            _C.register_differentiable(name, self._define_backward, self._define_forward)
-        else:
-            _C.register_not_differentiable(name)
+        derivatives = (self._define_backward, self._define_forward) if differentiable else None
+        record_op(name, is_differentiable=differentiable, derivatives=derivatives)
 
     def schema(
         self,
@@ -100,7 +101,7 @@ class FlatOp:
         given = [x for x in flat if x is not None]
         avals = [jax.ShapeDtypeStruct(tuple(x.shape), np.dtype(x.dtype)) for x in given]
         # What is recorded is lowered later.
-        settings = jax_settings.recorded() or self._settings
+        settings = JaxSettings.recorded() or self._settings
         wide = is_wide(avals, settings.enable_x64)
         rest = unflatten(self.arguments, values, (None if x is None else "" for x in flat))
         chip = absent_chip()
@@ -141,8 +142,9 @@ class FlatOp:
 
     def _identity(self, *values: Any, **keywords: Any) -> str:
         traced = self.traced(self.positional(values, keywords))[0]
+        settings = JaxSettings.recorded() or self._settings
         # A jaxpr does not say what a key's random numbers are.
-        return f"{traced.digest} {jax_settings.text(jax_settings.recorded() or self._settings)}"
+        return f"{traced.digest} {settings.text()}"
 
     def positional(self, values: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments in the schema's order, defaults included."""
@@ -150,7 +152,7 @@ class FlatOp:
         return (*values, *(keywords.get(a.name, a.default_value) for a in rest))
 
     def _meta(self, *values: Any, **keywords: Any) -> Any:
-        self._settings = jax_settings.in_force()
+        self._settings = JaxSettings.in_force()
         values = self.positional(values, keywords)
         tensors = [t for t in flatten(self.arguments, values) if t is not None]
         device = tensors[0].device
@@ -318,7 +320,7 @@ def _aval(t: torch.Tensor | None, size: Callable[[Any], int] = int) -> Any:
 
 
 def _torch_dtype(op: FlatOp, dtype: Any) -> torch.dtype:
-    found = TO_TORCH.get(np.dtype(dtype)) if isinstance(dtype, np.dtype) else None
+    found = to_torch_dtype(dtype) if isinstance(dtype, np.dtype) else None
     if found is None:
         raise JaxFunctionError(
             f"The JAX function of {op.name} returns an array of dtype {dtype}, which PyTorch does "
@@ -354,4 +356,4 @@ def _location(fn: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else type(fn).__name__
 
 
-runtime.hide_lines_of(__file__)
+hide_lines_of(__file__)

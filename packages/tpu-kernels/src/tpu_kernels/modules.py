@@ -15,14 +15,16 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from tpu_core import lowering
 from tpu_core.errors import UnsupportedOpError
-from tpu_core.lowering.dtypes import TO_TORCH
-from tpu_core.lowering.evaluate import to_jax
-from tpu_core.lowering.registry import REGISTRY
-from tpu_core.recorder import decompose
-from tpu_core.recorder.compute import run_graph
-from tpu_core.recorder.functional_variants import overload_name
+from tpu_core.extend import (
+    copy_to_jax,
+    decompositions,
+    find_lowering,
+    load_lowerings,
+    overload_name,
+    run_graph,
+    to_torch_dtype,
+)
 
 
 def to_jax_function(module: nn.Module) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
@@ -47,7 +49,7 @@ def to_jax_function(module: nn.Module) -> tuple[Callable[..., Any], dict[str, ja
         >>> fn, params = tpu_kernels.to_jax_function(torch.nn.Linear(4, 2))
         >>> jax.grad(lambda p, x: fn(p, x).sum())(params, jnp.ones((3, 4)))
     """
-    lowering.load()
+    load_lowerings()
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     graphs: dict[Any, tuple[GraphModule, Any]] = {}
 
@@ -70,7 +72,7 @@ def to_jax_function(module: nn.Module) -> tuple[Callable[..., Any], dict[str, ja
         results = run_graph(graph, arrays, None if key is None else _words(key))
         return jax.tree_util.tree_unflatten(result, results)
 
-    return fn, {name: to_jax(t) for name, t in state.items()}
+    return fn, {name: copy_to_jax(t) for name, t in state.items()}
 
 
 def _words(key: Any) -> Any:
@@ -99,11 +101,13 @@ def _trace(
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        fakes = [torch.empty(shape, dtype=TO_TORCH[dtype], device="tpu") for shape, dtype in avals]
+        fakes = [
+            torch.empty(shape, dtype=to_torch_dtype(dtype), device="tpu") for shape, dtype in avals
+        ]
     with mode, torch.no_grad():
         graph = make_fx(
             torch.func.functionalize(call, remove="mutations_and_views"),
-            decomposition_table={o: f for o, f in decompose.table().items() if not o.is_view},
+            decomposition_table={o: f for o, f in decompositions().items() if not o.is_view},
             tracing_mode="real",
         )(*fakes)
     graph.graph.eliminate_dead_code()
@@ -111,7 +115,7 @@ def _trace(
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         node.target = op = _without_view(node.target)
-        if overload_name(op) not in REGISTRY:
+        if find_lowering(op) is None:
             raise UnsupportedOpError(
                 f"{type(module).__name__} calls {overload_name(op)}, which has no lowering to JAX.",
                 remedy="Write this part of the module with other ops, or leave it out.",
@@ -129,5 +133,5 @@ def _without_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def _is_random(node: torch.fx.Node) -> bool:
-    entry = REGISTRY.get(str(node.target)) if node.op == "call_function" else None
+    entry = find_lowering(node.target) if node.op == "call_function" else None
     return entry is not None and entry.draws(node.args, node.kwargs)

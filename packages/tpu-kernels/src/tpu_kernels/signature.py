@@ -14,7 +14,7 @@ from typing import Any, Literal, Union
 import jax
 import numpy as np
 
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
+from tpu_core.extend import DROPPED_ARGUMENTS
 
 Kind = Literal["array", "optional", "tree", "static", "object"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from tpu_core import _C
+from tpu_core.extend import list_caller, op_caller
 from tpu_kernels.arguments import TENSORS
 from tpu_kernels.binding import Binding
 from tpu_kernels.pytree_code import Code, MismatchError, mismatch_if
@@ -46,7 +46,7 @@ class StructuredCalls:
     ) -> None:
         self._binding, self._name, self._is_recorded = binding, name, is_recorded
         self._overload, self._use = overload, use
-        self._op = _C.op_caller(name, self._checked)
+        self._op = op_caller(name, self._checked)
         self._forms: dict[Any, Form] = {}  # by structure
         use(lambda *args, **kwargs: self._call(None, args, kwargs))
 
@@ -143,7 +143,7 @@ class StructuredCalls:
             results = self._op(tensors, *others)
             return [results] if isinstance(results, torch.Tensor) else results
 
-        caller: Callable[..., Any] = _C.list_caller(self._name, others, general)
+        caller: Callable[..., Any] = list_caller(self._name, others, general)
         return caller
 
     def _checked(self, *values: Any) -> Any:

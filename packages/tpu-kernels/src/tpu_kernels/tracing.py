@@ -17,11 +17,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_core import platforms, runtime
+from tpu_core import extend
 from tpu_core.errors import JaxFunctionError, TpuError
-from tpu_core.lowering.implementations import target
-from tpu_core.pjrt.chips import chip_named, traced_for
-from tpu_core.pjrt.jax_settings import USUAL, JaxSettings, applied
+from tpu_core.extend import JaxSettings, chip_named, resolve_platform, target, traced_for
 from tpu_kernels.digest import digest
 
 _WIDE_FLOATS = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -60,9 +58,12 @@ def narrow(aval: Any, wide: bool) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, dtype)
 
 
+_USUAL = JaxSettings()
+
+
 def absent_chip() -> str | None:
     """Generation of the TPU that is traced for, where it is none that is attached."""
-    if platforms.resolve().name == "tpu":
+    if resolve_platform().name == "tpu":
         return None
     where = target()
     return where.kind if where.platform == "tpu" else traced_for()
@@ -75,7 +76,7 @@ def trace(
     wide: bool,
     origin: Any = None,
     chip: str | None = None,
-    settings: JaxSettings = USUAL,
+    settings: JaxSettings = _USUAL,
 ) -> Traced:
     """Trace a function of flat arrays.
 
@@ -96,7 +97,7 @@ def trace(
     # who asks for the shapes.
     named = nullcontext() if chip is None else chip_named(chip)
     settings = settings._replace(enable_x64=wide)
-    with applied(settings), _disable_current_modes(), named:
+    with settings.applied(), _disable_current_modes(), named:
         try:
             closed = jax.make_jaxpr(fn)(*arguments)
         except TpuError:
@@ -152,7 +153,8 @@ _REMEDIES = {
     "example; gradients without is_grads_batched=True and vectorize=True.",
 }
 _FOLDERS = tuple(
-    os.path.dirname(file) + os.sep for file in (jax.__file__, np.__file__, runtime.__file__)
+    os.path.dirname(file) + os.sep
+    for file in (jax.__file__, np.__file__, os.path.dirname(extend.__file__))
 )
 _MODULES = os.path.dirname(os.__file__)
 _HERE = os.path.dirname(__file__)

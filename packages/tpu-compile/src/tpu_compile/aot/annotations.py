@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from torch.fx import Node
 
 from tpu_compile.aot.sharding import Spec
-from tpu_core.pjrt.shardings import divided
+from tpu_core.extend import divided
 
 _mesh: ContextVar[AbstractMesh | None] = ContextVar("mesh", default=None)
 

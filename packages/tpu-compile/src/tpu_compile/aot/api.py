@@ -160,11 +160,10 @@ def _prepare(
     from tpu_compile.aot.layers import capture_scanned
     from tpu_compile.aot.lower import lower
     from tpu_compile.aot.process import compile_program
-    from tpu_core import lowering, runtime
-    from tpu_core.pjrt.chips import tracing_for
+    from tpu_core.extend import load_lowerings, runtime, tracing_for
 
-    runtime.runtime()  # jax must not look for platforms of its own
-    lowering.load()
+    runtime()  # jax must not look for platforms of its own
+    load_lowerings()
     keywords = isinstance(example_args, Mapping)
     job = AotJob(
         model,

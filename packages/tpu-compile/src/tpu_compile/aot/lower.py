@@ -16,18 +16,17 @@ from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.plan import KernelUse
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.fx_utils import lowering_of
-from tpu_core.lowering import kernel_errors
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import (
+from tpu_core.extend import (
     KernelSelection,
+    OperandSharding,
     Target,
+    abstract_mesh,
+    located_bytes,
     lowering_for,
-    recording_selections,
+    raising_kernel_errors,
+    run_graph,
+    to_numpy_dtype,
 )
-from tpu_core.lowering.operand_sharding import OperandSharding
-from tpu_core.pjrt.chips import abstract_mesh
-from tpu_core.pjrt.topologies import located_bytes
-from tpu_core.recorder.compute import run_graph
 
 
 def lower(
@@ -61,12 +60,12 @@ def lower(
 
     def lowered() -> tuple[Any, list[KernelSelection]]:
         function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)
-        with recording_selections() as uses:
+        with KernelSelection.recording() as uses:
             return function.trace(*avals).lower(lowering_platforms=("tpu",)), uses
 
     division = OperandSharding(abstract) if abstract.size > 1 else None
     here = lowering_for(Target("tpu", abstract.size, kind, division))
-    with over(abstract), here, jax.enable_x64(True), kernel_errors.told():
+    with over(abstract), here, jax.enable_x64(True), raising_kernel_errors():
         made, uses = lowered()
         if division is not None and division.is_needed:
             division.learn(made)

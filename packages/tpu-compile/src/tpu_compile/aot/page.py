@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tpu_compile.aot import tables
 from tpu_compile.aot.plan import Plan
 from tpu_core.errors import format_bytes
-from tpu_core.report.html import template
+from tpu_core.extend import html_template
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -36,7 +36,7 @@ def render(plans: Sequence[Plan], whole_page: bool = True) -> str:
 @functools.cache
 def _template() -> Template:
     filters = {"bytes": format_bytes, "duration": tables.duration}
-    return template("tpu_compile.aot", "plan.html", **filters)
+    return html_template("tpu_compile.aot", "plan.html", **filters)
 
 
 def _parts(plan: Plan) -> list[tuple[str, float]]:

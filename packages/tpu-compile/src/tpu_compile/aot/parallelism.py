@@ -24,10 +24,10 @@ from torch.nn import Module
 from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from tpu_compile import torch_compat
 from tpu_compile.aot import sharding_ops
 from tpu_compile.aot.resharding import Resharding
 from tpu_compile.aot.sharding import Spec, axis_names, names_of, placed
-from tpu_core import torch_compat
 from tpu_core.errors import MeshError
 
 # Mesh of the module whose hook runs: a redistribution says placements alone.

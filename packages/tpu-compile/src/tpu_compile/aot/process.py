@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import shutil
@@ -19,8 +20,7 @@ from tpu_compile.aot import worker
 from tpu_compile.aot.chips import Topology
 from tpu_core.config import config
 from tpu_core.errors import LibtpuMissingError, TopologyCompilationError, UnknownTopologyError
-from tpu_core.lowering import kernel_errors
-from tpu_core.pjrt import topologies
+from tpu_core.extend import TOPOLOGY_ENVIRONMENT, kernel_error_of, located_bytes
 
 _LOG_LINES = 12
 
@@ -101,13 +101,18 @@ def require_libtpu() -> None:
 
 def _command(folder: Path) -> list[str]:
     # -P: modules beside the worker have names of the standard library's.
-    return [sys.executable, "-P", worker.__file__, topologies.__file__, str(folder)]
+    return [sys.executable, "-P", worker.__file__, _topologies(), str(folder)]
+
+
+def _topologies() -> str:
+    """The file that holds the compiler's call; the worker runs it without its package."""
+    return inspect.getfile(located_bytes)
 
 
 def _environment() -> dict[str, str]:
     # jax and libtpu are those of this process, wherever it found them.
     path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, **topologies.ENVIRONMENT, "PYTHONPATH": path}
+    return {**os.environ, **TOPOLOGY_ENVIRONMENT, "PYTHONPATH": path}
 
 
 def _dump(folder: Path) -> None:
@@ -138,7 +143,7 @@ def _crash(code: int, log: str, topology: Topology) -> TopologyCompilationError:
 
 
 def _refusal(message: str, topology: Topology, seconds: float) -> Outcome:
-    of_a_kernel = kernel_errors.refused(message)
+    of_a_kernel = kernel_error_of(message)
     if of_a_kernel is not None:
         raise of_a_kernel
     if "RESOURCE_EXHAUSTED" in message:

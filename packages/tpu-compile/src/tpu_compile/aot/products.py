@@ -16,9 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import register_flop_formula
 
 from tpu_compile.aot import sharding_ops
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.matmul import contract
-from tpu_core.lowering.registry import REGISTRY, register
+from tpu_core.extend import contract, find_lowering, register, to_numpy_dtype
 
 _NAME = "tpu_compile.mm_of_rows.default"
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.mm.dtype)
@@ -96,7 +94,7 @@ def _define() -> None:
     )
     _libraries.append(library)
     register_flop_formula(torch.ops.tpu_compile.mm_of_rows)(_flops)
-    if _NAME not in REGISTRY:
+    if find_lowering(_NAME) is None:
         register(_NAME, _lower)
 
 

@@ -41,8 +41,7 @@ class Saved:
             TpuNotAvailableError: There is no TPU here.
             VersionMismatchError: It was made by another libtpu.
         """
-        from tpu_core.pjrt.topologies import load_executable
-        from tpu_core.runtime import runtime
+        from tpu_core.extend import load_executable, runtime
 
         client = runtime().client
         if client.platform.name != "tpu":

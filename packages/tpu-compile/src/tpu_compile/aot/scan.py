@@ -24,9 +24,7 @@ from tpu_compile.aot.sharding import Spec
 from tpu_compile.fx_utils import lowering_of, outputs
 from tpu_compile.lane_permutation import move_lanes
 from tpu_compile.rng import is_random
-from tpu_core.lowering.random import fold_in
-from tpu_core.lowering.registry import REGISTRY, register
-from tpu_core.recorder.compute import run_graph
+from tpu_core.extend import find_lowering, fold_in, register, run_graph
 
 _FORWARD = "tpu_compile.planned_layers.default"
 _BACKWARD = "tpu_compile.planned_layers_backward.default"
@@ -140,7 +138,7 @@ def define() -> None:
     library.impl("planned_layers", _forward_meta, "Meta")
     library.impl("planned_layers_backward", _backward_meta, "Meta")
     _libraries.append(library)
-    if _FORWARD not in REGISTRY:
+    if find_lowering(_FORWARD) is None:
         register(_FORWARD, _lower_forward)
         register(_BACKWARD, _lower_backward)
 

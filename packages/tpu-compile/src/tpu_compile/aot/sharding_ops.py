@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from tpu_compile.aot.annotations import divide_value
-from tpu_core.lowering.registry import REGISTRY, register
+from tpu_core.extend import find_lowering, register
 
 _NAME = "tpu_compile.divided.default"
 _BEHIND = "tpu_compile.behind.default"
@@ -90,7 +90,7 @@ def _define() -> None:
     library.define("behind(Tensor x, Tensor first) -> Tensor")
     library.impl("behind", lambda x, first: torch.empty_like(x), "Meta")
     _libraries.append(library)
-    if _NAME not in REGISTRY:
+    if find_lowering(_NAME) is None:
         register(_NAME, _lower)
         register(_BEHIND, _lower_behind)
 

@@ -19,8 +19,8 @@ from torch._subclasses import FakeTensorMode
 
 from tpu_compile.aot.sharding import Rules, Spec, spec_of
 from tpu_compile.aot.trace import fake_like, values_unknown
+from tpu_compile.torch_compat import first_state
 from tpu_core.errors import MeshError
-from tpu_core.torch_compat import first_state
 
 Optimizer = torch.optim.Optimizer
 # Those that treat each element by itself, so that a stack is updated as its parts would be.

@@ -22,12 +22,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as module_hooks
 
-import tpu_core
 from tpu_compile.aot.biases import add_late
 from tpu_compile.aot.products import keep_rows
 from tpu_compile.fx_utils import lowering_of
 from tpu_compile.graphs import decompositions
 from tpu_compile.lane_permutation import move_lanes
+from tpu_core import extend
 from tpu_core.errors import DataDependentError, UnsupportedOpError
 
 _DATA_DEPENDENT = (
@@ -69,7 +69,7 @@ _UNINITIALISED = (
 # Code whose lines are not the user's.
 _INTERNAL = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (torch.__file__, tpu_core.__file__, os.path.dirname(__file__))
+    for file in (torch.__file__, os.path.dirname(extend.__file__), os.path.dirname(__file__))
 )
 
 

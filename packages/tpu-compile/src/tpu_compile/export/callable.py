@@ -16,11 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
 
 from tpu_compile.export import with_jax
 from tpu_compile.rng import as_scalars
-from tpu_core import _C
 from tpu_core.errors import ExportError
-from tpu_core.lowering.dtypes import TO_TORCH, cast
-from tpu_core.lowering.registry import register
-from tpu_core.runtime import hide_lines_of
+from tpu_core.extend import cast, draw_seeds, hide_lines_of, register, to_torch_dtype
 
 _NAME = "tpu_compile.exported.default"
 # Programs by key, which is what is recorded; of those that are loaded.
@@ -94,8 +91,7 @@ class LoadedProgram:
         if not count:
             return []
         device = inputs[0].device if inputs else self._device
-        generator = _C.default_generator(device.index)
-        (seed, offset), *_ = [_C.next_seed(generator) for _ in range(count)]
+        (seed, offset), *_ = draw_seeds(device.index, count)
         return as_scalars(n >> shift & 0xFFFFFFFF for n in (seed, offset) for shift in (0, 32))
 
 
@@ -141,7 +137,7 @@ _libraries: list[torch.library.Library] = []  # an op ends with its library
 
 
 def _meta(inputs: list[torch.Tensor], state: list[Any], key: str) -> list[torch.Tensor]:
-    from tpu_core.lowering.dtypes import to_numpy_dtype
+    from tpu_core.extend import to_numpy_dtype
 
     avals = [jax.ShapeDtypeStruct(tuple(x.shape), to_numpy_dtype(x.dtype)) for x in inputs]
     avals += [jax.ShapeDtypeStruct((4,), np.uint32)] * bool(state)
@@ -153,7 +149,7 @@ def _meta(inputs: list[torch.Tensor], state: list[Any], key: str) -> list[torch.
             f"The inputs do not fit the exported program: {error}",
             remedy="Pass tensors of the shapes and dtypes in its manifest.",
         ) from error
-    return [torch.empty(a.shape, dtype=TO_TORCH[a.dtype], device="meta") for a in made]
+    return [torch.empty(a.shape, dtype=to_torch_dtype(a.dtype), device="meta") for a in made]
 
 
 def _lower(inputs: Sequence[jax.Array], state: Sequence[Any], key: str) -> list[jax.Array]:

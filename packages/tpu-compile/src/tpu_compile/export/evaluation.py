@@ -16,11 +16,8 @@ from torch.fx import GraphModule, Node
 
 from tpu_compile.fx_utils import line_of, lowering_of
 from tpu_compile.graphs import decompositions
-from tpu_core import lowering
 from tpu_core.errors import ExportError
-from tpu_core.lowering.attention import attention
-from tpu_core.lowering.random import derive_key
-from tpu_core.recorder.compute import GraphEvaluator, call_node
+from tpu_core.extend import GraphEvaluator, derive_key, find_lowering, load_lowerings
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -29,7 +26,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     Raises:
         ExportError: An overload has neither.
     """
-    lowering.load()
+    load_lowerings()
     table = torch.export.default_decompositions()
     for op in list(table.keys()):
         if lowering_of(op) is not None:
@@ -58,6 +55,7 @@ def _is_known(node: Node) -> bool:
 
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_FUSED = "aten._scaled_dot_product_fused_attention_overrideable.default"
 
 # Checks of sizes: what is exported states them in the manifest.
 _CHECKS = (
@@ -171,7 +169,9 @@ class _Evaluator(GraphEvaluator):
             shape = tuple(map(self._size, node.meta["val"].shape))
             given = torch.fx.node.map_arg(node.args, values.__getitem__)
             return _SYMBOLIC[node.target](shape, *given)
-        return call_node(node, entry, _with_scalars(node, values), self._key(node), self._size)
+        return self.call_lowering(
+            node, entry, _with_scalars(node, values), self._key(node), self._size
+        )
 
     def _key(self, node: Node) -> jax.Array | None:
         return self._keys.key() if self._keys is not None and _is_random(node) else None
@@ -226,7 +226,9 @@ def _attention(
     """`torch.nn.functional.scaled_dot_product_attention`, whose grouped queries need no repeats."""
     mask = attn_mask if mask is None else mask
     dropped = dropout or dropout_p
-    made = attention(query, key, value, mask, dropped, is_causal, scale=scale, key=random)
+    entry = find_lowering(_FUSED)
+    assert entry is not None  # one of ATen's
+    made = entry.fn(query, key, value, mask, dropped, is_causal, scale=scale, key=random)
     out: jax.Array = made[0]
     return out
 

@@ -19,9 +19,7 @@ from tpu_compile._version import __version__
 from tpu_compile.export.evaluation import as_function, decomposed, dimension, draws
 from tpu_compile.export.with_jax import BYTECODE, FORMAT, MANIFEST, TEXT, WEIGHTS
 from tpu_core.errors import ExportError
-from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.evaluate import to_jax
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.extend import Target, copy_to_jax, lowering_for, to_numpy_dtype
 
 
 def save(
@@ -61,7 +59,7 @@ def save(
     given += [{"name": "state", "shape": [4], "dtype": "uint32"}] * bool(count)
     function = as_function(program.graph_module, scope)
     if weights == "inside":
-        constants = [to_jax(t) for t in tensors.values()]
+        constants = [copy_to_jax(t) for t in tensors.values()]
         given = given[len(tensors) :]
         whole = function
 

@@ -15,7 +15,6 @@ from tpu_core.comparison.layers import Calls, recorded
 from tpu_core.comparison.rows import Comparison, Row, rows_of
 from tpu_core.comparison.trees import differentiable, in_float64, on_device
 from tpu_core.config import override
-from tpu_core.device import get_rng_state
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -64,6 +63,7 @@ def compare(
     exact = in_float64(copy.deepcopy(module).to("cpu"))
     pristine = copy.deepcopy(exact)
     given = (args, dict(kwargs or {}))
+    get_rng_state = torch.get_device_module("tpu").get_rng_state
     before = get_rng_state()
     device_calls = _run(on_tpu, _pytree.tree_map(on_device, given), loss, backward)
     if not torch.equal(before, get_rng_state()):

@@ -13,6 +13,8 @@ import numpy as np
 from tpu_core import _C
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.compiler.programs import require_compiling_allowed, source_versions
+from tpu_core.compiler.reasons import listing
+from tpu_core.compiler.segment import Segment, lower
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import distributed
@@ -49,6 +51,11 @@ def obtain(
     Raises:
         CompilationError: XLA refused it.
         RecompilationError: It would have to be compiled, and that is forbidden.
+
+    Example:
+        >>> outputs = [((4,), np.dtype(np.float32))]
+        >>> loaded = obtain(runtime(), [device], "negate f32[4]", lambda: text, outputs)
+        >>> (y,) = loaded.execute([x]).consume_with_handlers(loaded.handlers)
     """
     client, store = runtime.client, runtime.store
     started = time.perf_counter()
@@ -88,6 +95,28 @@ def obtain(
         )
     )
     return loaded
+
+
+def obtain_segment(runtime: Runtime, devices: Sequence[Any], name: str, s: Segment) -> pjrt.Loaded:
+    """As `obtain`, the program of a segment that has collectives.
+
+    Args:
+        runtime, devices, name: As of `obtain`.
+        s: The segment.
+
+    Example:
+        >>> loaded = obtain_segment(runtime(), devices, "a program with 2 collectives", segment)
+    """
+    return obtain(
+        runtime,
+        devices,
+        name,
+        lambda: lower(s),
+        s.outputs(),
+        what=f"{s.text()} {s.constants()!r}",
+        contents=listing(s),
+        cut=s.cut,
+    )
 
 
 def _load(store: Any, key: str, devices: Sequence[Any], client: pjrt.Client) -> Any:

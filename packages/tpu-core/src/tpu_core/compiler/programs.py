@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import threading
 import time
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ import torch
 
 from tpu_core import _C, gc_control
 from tpu_core.cache.fingerprint import fingerprint
+from tpu_core.cache.sources import package_digest
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import dumps
@@ -59,6 +58,9 @@ class Program:
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
         executable: The PJRT executable, where there is one.
+
+    Example:
+        >>> Program(execute, None, 0, 0, segment.key, len(segment.nodes), "train.py:12")
     """
 
     execute: Any
@@ -357,13 +359,8 @@ def _last_line(s: Segment) -> str | None:
 @functools.cache
 def source_versions() -> str:
     """Versions of everything that decides what a recorded node means."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for folder in ("lowering", "recorder", "compiler", "padding", "pjrt"):
-        for file in sorted((package / folder).glob("*.py")):
-            digest.update(file.read_bytes())
-    digest.update(_C.SOURCES.encode())
-    return f"{torch.__version__} {version('jax')} {version('jaxlib')} {digest.hexdigest()}"
+    sources = f"{package_digest('tpu_core')} {_C.SOURCES}"
+    return f"{torch.__version__} {version('jax')} {version('jaxlib')} {sources}"
 
 
 def segment_failed(error: BaseException, exported: dict[str, Any]) -> BaseException:

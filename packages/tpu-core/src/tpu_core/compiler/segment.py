@@ -16,9 +16,9 @@ from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
-from tpu_core.lowering import kernel_errors
+from tpu_core.lowering import implementations, kernel_errors
 from tpu_core.lowering.dtypes import to_numpy_dtype
-from tpu_core.lowering.implementations import recording_selections
+from tpu_core.lowering.implementations import KernelSelection
 from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
@@ -28,7 +28,12 @@ from tpu_core.recorder.signature import dtype_of_code
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One recorded op: its plan (None: uninitialised memory), slots, first number and user line."""
+    """One recorded op: its plan (None: uninitialised memory), slots, first number and user line.
+
+    Example:
+        >>> [node.name for node in segment.nodes]
+        ['aten.add.Tensor', 'aten.sum.dim_IntList']
+    """
 
     plan: NodePlan | None
     operands: list[int]
@@ -79,6 +84,9 @@ class Segment:
         nodes, slots, numbers: Its contents.
         live: Slots whose values are read later: the program's outputs.
         donated: Input slots that nothing else holds: their memory may be reused.
+
+    Example:
+        >>> len(segment.nodes), [segment.slots[i].shape for i in segment.inputs()]
     """
 
     key: str
@@ -107,6 +115,15 @@ class Segment:
     def with_numbers(self, numbers: list[RuntimeScalar]) -> Segment:
         """The same segment with other numbers."""
         return replace(self, numbers=numbers)
+
+    def text(self) -> str:
+        """Text that says what it computes, but for its numbers; the same in every process.
+
+        Example:
+            >>> segment.text() == segment.with_numbers(others).text()
+            True
+        """
+        return f"{self.key} {implementations.sources()}"
 
     def inputs(self) -> list[int]:
         """Slots of the program's array arguments, in order."""
@@ -156,7 +173,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 continue
             operands = [values[i] for i in node.operands]
             try:
-                with jax.named_scope(f"{node.label}#{i}"), recording_selections() as uses:
+                with jax.named_scope(f"{node.label}#{i}"), KernelSelection.recording() as uses:
                     results = node.plan.lower(operands, iter(_Tail(numbers, node.numbers)))
             except KernelRuleError as error:
                 raise error.at(node.line) from None

@@ -25,6 +25,19 @@ class Spanning(Protocol):
 SPANNING: dict[str, Spanning] = {}
 
 
+def register_spanning(op: str, make: Spanning) -> None:
+    """Declare an op that runs on several processes' devices, and what makes its programs.
+
+    Args:
+        op: The overload, ``"tpu_distributed.collective.default"``.
+        make: Called with each new segment that has the op.
+
+    Example:
+        >>> register_spanning("mylib.exchange.default", lambda segment: None)  # always op by op
+    """
+    SPANNING[op] = make
+
+
 def spanning(segment: Segment) -> Spanning | None:
     """Builder of a segment's program, if a collective is among its ops."""
     if not SPANNING:

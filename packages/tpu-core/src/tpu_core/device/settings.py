@@ -49,9 +49,9 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         )
     from tpu_core import host_reads, runtime, tiers
 
-    runtime.runtime()
+    client = runtime.runtime().client
     host_reads.set_debug_level(level)
-    tiers.pin_to_programs(level > 0)
+    tiers.pin_to_programs(level > 0, client)
 
 
 def get_sync_debug_mode() -> int:
@@ -93,6 +93,10 @@ def implementations(chosen: Mapping[str, str]) -> Iterator[None]:
 
     Args:
         chosen: Implementation by name of the kernel; others stay as they are around the block.
+
+    Example:
+        >>> with using_implementations({"attention": "plain"}):
+        ...     loss = step(batch)
     """
     from tpu_core import _C
     from tpu_core.lowering import implementations as lowering_implementations

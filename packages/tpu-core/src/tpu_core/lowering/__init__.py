@@ -18,6 +18,11 @@ def load() -> None:
 
     Raises:
         ValueError: Two lowerings are registered for one overload.
+
+    Example:
+        >>> load_lowerings()
+        >>> find_lowering("aten.mm.default").op
+        'aten.mm.default'
     """
     global _loaded
     if _loaded:

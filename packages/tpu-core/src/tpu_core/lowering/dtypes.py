@@ -52,6 +52,10 @@ def to_numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
     Raises:
         TypeError: The dtype has no counterpart in XLA (quantized types, ``complex32``).
+
+    Example:
+        >>> to_numpy_dtype(torch.bfloat16)
+        dtype(bfloat16)
     """
     try:
         return TO_NUMPY[dtype]
@@ -141,7 +145,12 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:
-    """``x`` (array or number) as an array of ``dtype``, no longer weakly typed."""
+    """``x`` (array or number) as an array of ``dtype``, no longer weakly typed.
+
+    Example:
+        >>> cast(2.5, np.int32)
+        Array(2, dtype=int32)
+    """
     dtype = np.dtype(dtype)
     if isinstance(x, (bool, int, float, complex)):
         # A constant of the final dtype, so that no float64 literal enters the program.

@@ -15,6 +15,11 @@ from tpu_core.lowering.implementations import implementation
 from tpu_core.lowering.registry import Lowering
 
 DROPPED_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "generator"})
+"""Arguments of overloads that no lowering is called with.
+
+Example:
+    >>> kept = {k: v for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+"""
 
 
 def call_lowering(
@@ -90,7 +95,12 @@ def _identity(x: Any) -> Any:
 
 
 def to_jax(t: torch.Tensor) -> jax.Array:
-    """A CPU tensor's value as a JAX array (a copy)."""
+    """A CPU tensor's value as a JAX array (a copy).
+
+    Example:
+        >>> copy_to_jax(torch.ones(2))
+        Array([1., 1.], dtype=float32)
+    """
     t = t.detach().resolve_conj().resolve_neg().cpu().contiguous()
     dtype = to_numpy_dtype(t.dtype)
     if dtype.kind in "biufc":

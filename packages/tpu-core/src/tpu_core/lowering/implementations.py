@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpu_core import platforms
+from tpu_core.cache.sources import package_digest
 from tpu_core.config import config
 from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import Lowering
@@ -40,6 +40,9 @@ class Target:
         kind: Generation of the chips (``"TPU v5e"``), where it is known.
         division: Of kernels' operands, in a program for several devices; None where they are not
             divided.
+
+    Example:
+        >>> Target("tpu", devices=4, kind="TPU v5e")
     """
 
     platform: str
@@ -49,7 +52,15 @@ class Target:
 
 
 class Kernel(Protocol):
-    """An implementation found by entry point."""
+    """An implementation found by entry point.
+
+    Example:
+        >>> class Silu:
+        ...     name = "my_silu"
+        ...
+        ...     def choose(self, overload, args, kwargs, target, choice):
+        ...         return None if choice == "plain" else silu_by_pallas
+    """
 
     name: str
 
@@ -79,11 +90,41 @@ class KernelSelection:
         kernel: Name of the op.
         implementation: Which one.
         why: Why it is not one that would be tried before it; empty where none would be.
+
+    Example:
+        >>> KernelSelection("attention", "plain", "the heads are not multiples of 8").note()
     """
 
     kernel: str
     implementation: str
     why: str = ""
+
+    def note(self) -> None:
+        """Say that it was chosen; called by kernels.
+
+        Example:
+            >>> KernelSelection("attention", "pallas").note()
+        """
+        if (uses := _uses.get()) is not None:
+            uses.append(self)
+
+    @staticmethod
+    @contextmanager
+    def recording() -> Iterator[list[KernelSelection]]:
+        """A list to which the selections in the block are added, for reports.
+
+        Example:
+            >>> with KernelSelection.recording() as uses:
+            ...     jax.jit(f).trace(x).lower()
+            >>> uses
+            [KernelSelection(kernel='attention', implementation='pallas', why='')]
+        """
+        uses: list[KernelSelection] = []
+        token = _uses.set(uses)
+        try:
+            yield uses
+        finally:
+            _uses.reset(token)
 
 
 _target: ContextVar[Target | None] = ContextVar("tpu_lowering_target", default=None)
@@ -93,7 +134,12 @@ _of_process: Choices = ()
 
 
 def target() -> Target:
-    """Target of the current lowering; defaults to one device of the process's platform."""
+    """Target of the current lowering; defaults to one device of the process's platform.
+
+    Example:
+        >>> target().platform
+        'cpu'
+    """
     if (given := _target.get()) is not None:
         return given
     platform = platforms.resolve()
@@ -115,32 +161,13 @@ def lowering_for(target: Target) -> Iterator[None]:
         _target.reset(token)
 
 
-@contextmanager
-def recording_selections() -> Iterator[list[KernelSelection]]:
-    """A list to which the uses of kernels in the block are added, for reports.
+def choices() -> Choices:
+    """Implementations that the user chose when the op was recorded, or now.
 
     Example:
-        >>> with recording_selections() as uses:
-        ...     jax.jit(f).trace(x).lower()
-        >>> uses
-        [Use(kernel='attention', implementation='pallas', why='')]
+        >>> dict(chosen_implementations()).get("attention")
+        'pallas'
     """
-    uses: list[KernelSelection] = []
-    token = _uses.set(uses)
-    try:
-        yield uses
-    finally:
-        _uses.reset(token)
-
-
-def note(use: KernelSelection) -> None:
-    """Say which implementation was chosen; called by kernels."""
-    if (uses := _uses.get()) is not None:
-        uses.append(use)
-
-
-def choices() -> Choices:
-    """Implementations that the user chose when the op was recorded, or now."""
     recorded = _recorded.get()
     return _of_process if recorded is None else recorded
 
@@ -195,7 +222,12 @@ def _offered() -> dict[str, EntryPoint]:
 
 
 def own_tables() -> Path:
-    """The folder of the user's cache with what implementations were tuned to; it need not exist."""
+    """The folder of the user's cache with what implementations were tuned to; it need not exist.
+
+    Example:
+        >>> (tuned_folder() / "costs.json").exists()
+        False
+    """
     return config().cache_dir / "tuned"
 
 
@@ -209,9 +241,5 @@ def sources() -> str:
     for table in sorted(own_tables().glob("*.json")):
         found.update(table.read_bytes())
     for package in sorted({point.module.partition(".")[0] for point in _offered().values()}):
-        spec = importlib.util.find_spec(package)  # of a top-level package: imports nothing
-        for folder in (spec and spec.submodule_search_locations) or ():
-            for pattern in ("*.py", "*.json"):
-                for file in sorted(Path(folder).rglob(pattern)):
-                    found.update(file.read_bytes())
+        found.update(package_digest(package).encode())
     return found.hexdigest()

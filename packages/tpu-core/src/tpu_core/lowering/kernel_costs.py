@@ -9,7 +9,12 @@ from __future__ import annotations
 import re
 
 SCOPE = re.compile(r"kernel\(products=(\d+),passes=(\d+)\)/?")
-"""A scope's name in HLO; the groups are floating point operations, and passes of each product."""
+"""A scope's name in HLO; the groups are floating point operations, and passes of each product.
+
+Example:
+    >>> KERNEL_SCOPE.search("jit(f)/kernel(products=512,passes=6)/dot")[1]
+    '512'
+"""
 
 
 def scope_name(products: int, passes: int = 1) -> str:

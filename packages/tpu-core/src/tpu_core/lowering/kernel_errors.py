@@ -23,7 +23,12 @@ _SMALLER = "Make the blocks smaller: each is in memory twice, while the next one
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Raise what Pallas raises while kernels are lowered as a `KernelCompilationError`."""
+    """Raise what Pallas raises while kernels are lowered as a `KernelCompilationError`.
+
+    Example:
+        >>> with raising_kernel_errors():
+        ...     lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
+    """
     try:
         yield
     except TpuError:
@@ -44,7 +49,12 @@ _REFUSED = re.compile(r"Mosaic failed to compile TPU kernel(?: with [^\n]*?`)?: 
 
 
 def refused(message: str) -> KernelCompilationError | None:
-    """The error for libtpu's message; None where no kernel is to blame."""
+    """The error for libtpu's message; None where no kernel is to blame.
+
+    Example:
+        >>> if (error := kernel_error_of(str(xla_error))) is not None:
+        ...     raise error
+    """
     too_much = _TOO_MUCH.search(message)
     if too_much and "tpu_custom_call" in message:
         return KernelCompilationError(

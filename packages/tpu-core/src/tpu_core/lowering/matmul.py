@@ -25,7 +25,11 @@ _BMM = (((2,), (1,)), ((0,), (0,)))
 
 
 def contract(a: jax.Array, b: jax.Array, dims: Any, accumulate: Any = None) -> jax.Array:
-    """``dot_general`` at PyTorch's precision, its result still in the accumulating dtype."""
+    """``dot_general`` at PyTorch's precision, its result still in the accumulating dtype.
+
+    Example:
+        >>> contract(a, b, (((1,), (0,)), ((), ())))  # a @ b for two matrices
+    """
     accumulate = op_math(a.dtype) if accumulate is None else accumulate
     return lax.dot_general(
         a, b, dims, precision=precision_of(a.dtype), preferred_element_type=accumulate

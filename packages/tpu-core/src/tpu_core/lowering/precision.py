@@ -23,6 +23,10 @@ def precision_name() -> str:
     """The setting in force: ``"highest"``, ``"high"`` or ``"medium"``.
 
     A trace bakes the setting in, so it belongs to the key of anything compiled from one.
+
+    Example:
+        >>> matmul_precision()
+        'highest'
     """
     return _override.get() or torch.get_float32_matmul_precision()
 

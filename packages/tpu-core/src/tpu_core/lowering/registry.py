@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpu_core.cache.sources import digest_around
+
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
@@ -55,6 +57,10 @@ class Lowering:
         location: ``file:line`` of the registration, for error messages and the docs.
         wants_contiguous: Whether ``fn`` takes ``contiguous``.
         identity: See `register`.
+
+    Example:
+        >>> find_lowering("aten.native_dropout.default").random
+        True
     """
 
     op: str
@@ -74,8 +80,19 @@ class Lowering:
         return not self.location.startswith(_OWN)
 
     def source(self) -> str:
-        """Digest of the file that it is in, or else of its code."""
+        """Digest of the package that it is in; else of its file, or of its code."""
         return _digest_of(self.location.rpartition(":")[0], inspect.unwrap(self.fn))
+
+    def key_part(self, *args: Any, **kwargs: Any) -> str:
+        """Text for the keys of programs with a call of it; empty where tpu-core's sources say all.
+
+        Args:
+            *args, **kwargs: Those of the call, `jax.ShapeDtypeStruct` in place of tensors; read
+                where the op has an identity alone.
+        """
+        if self.identity is not None:
+            return self.identity(*args, **kwargs)
+        return self.source() if self.is_foreign else ""
 
     def draws(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call with these arguments draws random numbers; ``key`` is None if it
@@ -98,10 +115,10 @@ _OWN = str(Path(__file__).parent) + os.sep
 @functools.cache
 def _digest_of(file: str, function: Any) -> str:
     try:
-        source = Path(file).read_bytes()
+        return digest_around(Path(file))
     except OSError:  # of no file
-        source = marshal.dumps(function.__code__) if inspect.isfunction(function) else b""
-    return hashlib.sha256(source).hexdigest()
+        code = marshal.dumps(function.__code__) if inspect.isfunction(function) else b""
+        return hashlib.sha256(code).hexdigest()
 
 
 class Registry:
@@ -159,6 +176,9 @@ def register(
 
     Raises:
         ValueError: The overload already has a lowering, or its name lacks namespace or overload.
+
+    Example:
+        >>> register("mylib.scale.default", lambda x, by: x * by)
     """
     if op.count(".") != 2:
         raise ValueError(f"'{op}' is not a full overload name such as 'aten.add.Tensor'.")

@@ -47,7 +47,11 @@ class PaddedArray:
 
 
 def exact(array: Any, device: Any) -> Any:
-    """The array without padding."""
+    """The array without padding.
+
+    Example:
+        >>> exact_array(array, runtime().client.devices[0]).shape
+    """
     if not isinstance(array, PaddedArray):
         return array
     return pjrt.put(np.ascontiguousarray(array.window()).reshape(array.shape), device)

@@ -35,7 +35,11 @@ _tracing: ContextVar[bool] = ContextVar("tpu_tracing_signature", default=False)
 
 
 def is_tracing() -> bool:
-    """Return whether an op is traced for its outline: what it traces twice says nothing new."""
+    """Return whether an op is traced for its outline: what it traces twice says nothing new.
+
+    Example:
+        >>> layers = distinct_layers if is_tracing() else all_layers
+    """
     return _tracing.get()
 
 

@@ -24,6 +24,9 @@ class NotPaddableError(Exception):
 
     Attributes:
         op: The op and user line at fault, ``train.py:31/aten.mm``; empty where it is none's.
+
+    Example:
+        >>> raise NotPaddableError("the graph reads its own sizes")
     """
 
     op = ""

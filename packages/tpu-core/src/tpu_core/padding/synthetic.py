@@ -33,6 +33,9 @@ class Dim:
     Attributes:
         tensor: Index of the operand or result.
         dim: The dim.
+
+    Example:
+        >>> Dim(tensor=0, dim=1)  # the columns of the first operand
     """
 
     tensor: int
@@ -48,6 +51,10 @@ class DynamicSize:
         low, high: Its range; `high` is None where there is no bound.
         varies: Whether it is expected to vary; one that is not stays as it is.
         operands, results: The dims that have it.
+
+    Example:
+        >>> batch = Dim(0, 0)
+        >>> DynamicSize("s0", 2, None, True, operands=(batch,), results=(batch,))
     """
 
     origin: Hashable

@@ -36,6 +36,10 @@ def abstract_mesh(axes: Mapping[str, int], kind: str | None = None) -> AbstractM
     Args:
         axes: Size of each axis.
         kind: What it says of its chips, as of `chip`.
+
+    Example:
+        >>> abstract_mesh({"data": 4, "model": 2}, "TPU v5e").size
+        8
     """
     device = None if kind is None else chip(kind)
     types = (AxisType.Auto,) * len(axes)
@@ -43,13 +47,23 @@ def abstract_mesh(axes: Mapping[str, int], kind: str | None = None) -> AbstractM
 
 
 def traced_for() -> str | None:
-    """The chip of the innermost block of `tracing_for`."""
+    """The chip of the innermost block of `tracing_for`.
+
+    Example:
+        >>> traced_for()
+        'TPU v5e'
+    """
     return _traced_for.get()
 
 
 @contextmanager
 def tracing_for(kind: str) -> Iterator[None]:
-    """A program is traced in the block that will be lowered for this chip; see `chip_named`."""
+    """A program is traced in the block that will be lowered for this chip; see `chip_named`.
+
+    Example:
+        >>> with tracing_for("TPU v5e"):
+        ...     captured = capture(job)
+    """
     token = _traced_for.set(kind)
     try:
         yield
@@ -66,6 +80,10 @@ def chip_named(kind: str) -> Iterator[None]:
 
     Args:
         kind: As of `chip`.
+
+    Example:
+        >>> with chip_named("TPU v5e"):
+        ...     jaxpr = jax.make_jaxpr(kernel)(x)
     """
     with use_abstract_mesh(abstract_mesh({}, kind)):
         yield

@@ -59,6 +59,28 @@ class Client:
         # does that is not known.
         return self.devices[index].id if self.platform.name == "tpu" else None
 
+    def has_fault(self, name: str) -> bool:
+        """Return whether the installed releases have a known fault on the platform.
+
+        Example:
+            >>> runtime().client.has_fault("racing-reduce-scatter")
+        """
+        return known_faults.present(name, self.platform.name)
+
+    def members(self) -> tuple[Any, ...]:
+        """The device of each process of the world, by rank: its first one where it has several.
+
+        Example:
+            >>> runtime().client.members()[World.current().rank] in runtime().client.devices
+            True
+        """
+        first: dict[int, Any] = {}
+        for device in self.backend.devices():
+            first.setdefault(device.process_index, device)
+        own = self.devices[0]
+        first[own.process_index] = own
+        return tuple(first[i] for i in sorted(first))
+
 
 def start() -> Client:
     """Start the platform's client and pick its devices.
@@ -126,14 +148,23 @@ def _sharding(device: Any) -> Any:
 
 
 def put(array: np.ndarray[Any, Any], device: Any) -> jax.Array:
-    """A numpy array on a device. The array's memory must not be written afterwards."""
+    """A numpy array on a device. The array's memory must not be written afterwards.
+
+    Example:
+        >>> put(np.ones(3, np.float32), runtime().client.devices[0])
+    """
     return xla_client.batched_device_put(
         _aval(array.shape, array.dtype), _sharding(device), [array], [device], True, enable_x64=True
     )
 
 
 def address(array: jax.Array) -> int:
-    """Address of a CPU device's array in memory; waits for it."""
+    """Address of a CPU device's array in memory; waits for it.
+
+    Example:
+        >>> address(put(np.ones(3), runtime().client.devices[0])) % 16
+        0
+    """
     return int(array.block_until_ready().unsafe_buffer_pointer())
 
 
@@ -201,6 +232,9 @@ class Loaded:
         executable: The PJRT executable.
         temporary_bytes: Memory it needs beside arguments and outputs.
         aliased_bytes: Of the outputs, what takes the memory of a donated argument.
+
+    Example:
+        >>> (y,) = loaded.execute([x]).consume_with_handlers(loaded.handlers)
     """
 
     execute: Any
@@ -269,7 +303,11 @@ def load(
 
 
 def weak(value: jax.Array) -> jax.Array:
-    """A 0-d array as a number: weakly typed, so that it does not widen what it meets."""
+    """A 0-d array as a number: weakly typed, so that it does not widen what it meets.
+
+    Example:
+        >>> weak(jnp.float64(2.0)) * jnp.ones(3, jnp.float32)  # float32
+    """
     return jax_lax._convert_element_type(value, value.dtype, weak_type=True)
 
 

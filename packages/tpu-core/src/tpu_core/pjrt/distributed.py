@@ -44,64 +44,68 @@ class World:
         name: The same in all of them, and of no other world.
         rank: Number of this process.
         size: How many there are.
+
+    Example:
+        >>> World.current()
+        World(name='a1b2', rank=0, size=4)
     """
 
     name: str
     rank: int
     size: int
 
+    @staticmethod
+    def current() -> World | None:
+        """The world that this process is in, or None."""
+        return _world
+
+    @staticmethod
+    def start_coordinator(world: str, size: int, host: str, secret: bytes) -> int:
+        """Start the process that coordinates a new world.
+
+        Args:
+            world: Its name.
+            size: Number of its processes.
+            host: Address to listen on; empty for all interfaces.
+            secret: Of the job.
+
+        Returns:
+            The port that joining takes.
+
+        Raises:
+            ProcessGroupError: It did not start.
+        """
+        script = str(Path(__file__).with_name("coordinator.py"))
+        command = [sys.executable, "-P", script, str(size), str(_HEARTBEAT_SECONDS), host]
+        # A session of its own: it must outlive this process, whatever ends that.
+        process = subprocess.Popen(
+            command,
+            # jaxlib warns that a world whose processes may be lost is an experiment of its own.
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):  # it has ended; see below
+            process.stdin.write(f"{world}\n{secret.hex()}\n")
+            process.stdin.close()
+        line = process.stdout.readline()
+        process.stdout.close()
+        try:
+            return int(line)
+        except ValueError:
+            raise ProcessGroupError(
+                f"The coordination service did not start; it ended with {process.wait(5)}.",
+                remedy="See what it printed.",
+            ) from None
+
 
 _world: World | None = None
 # Connections to the coordinators of this world and former ones: a client lives as long as the
 # process, and must not outlive its service.
 _presence: list[socket.socket] = []
-
-
-def current_world() -> World | None:
-    """The world that this process is in, or None."""
-    return _world
-
-
-def start_coordinator(world: str, size: int, host: str, secret: bytes) -> int:
-    """Start the process that coordinates a new world.
-
-    Args:
-        world: Its name.
-        size: Number of its processes.
-        host: Address to listen on; empty for all interfaces.
-        secret: Of the job.
-
-    Returns:
-        The port that `join` takes.
-
-    Raises:
-        ProcessGroupError: It did not start.
-    """
-    script = str(Path(__file__).with_name("coordinator.py"))
-    command = [sys.executable, "-P", script, str(size), str(_HEARTBEAT_SECONDS), host]
-    # A session of its own: it must outlive this process, whatever ends that.
-    process = subprocess.Popen(
-        command,
-        # jaxlib warns that a world whose processes may be lost is an experiment of its own.
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    with contextlib.suppress(OSError):  # it has ended; see below
-        process.stdin.write(f"{world}\n{secret.hex()}\n")
-        process.stdin.close()
-    line = process.stdout.readline()
-    process.stdout.close()
-    try:
-        return int(line)
-    except ValueError:
-        raise ProcessGroupError(
-            f"The coordination service did not start; it ended with {process.wait(5)}.",
-            remedy="See what it printed.",
-        ) from None
 
 
 def join(
@@ -190,16 +194,6 @@ def _cpu_client(interface: str) -> Any:
     if interface and client is not None:
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=interface)
     return xla_bridge.make_cpu_client(collectives)
-
-
-def members(client: Client) -> tuple[Any, ...]:
-    """The device of each process of the world, by rank: the first one where it has several."""
-    first: dict[int, Any] = {}
-    for device in client.backend.devices():
-        first.setdefault(device.process_index, device)
-    own = client.devices[0]
-    first[own.process_index] = own
-    return tuple(first[i] for i in sorted(first))
 
 
 def _options(devices: Sequence[Any], client: Client) -> Any:

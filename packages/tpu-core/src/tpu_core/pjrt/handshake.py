@@ -39,7 +39,14 @@ _SHOWN_BYTES = 24
 
 
 class RefusedError(ConnectionError):
-    """A server that holds another secret, or expects something else."""
+    """A server that holds another secret, or expects something else.
+
+    Example:
+        >>> try:
+        ...     connection = connect_peer(address, secret, "rank 1", deadline)
+        ... except PeerRefusedError as error:
+        ...     print(f"another job listens at {address}: {error}")
+    """
 
 
 def code(secret: bytes, side: bytes, nonces: bytes, subject: bytes) -> bytes:
@@ -62,6 +69,9 @@ def connect(
     Raises:
         RefusedError: The server answers, and has another secret or no use for the subject.
         OSError: It cannot be reached.
+
+    Example:
+        >>> connect_peer(("10.0.0.2", 4711), secret, "rank 1", time.monotonic() + 60)
     """
     while True:
         left = deadline - time.monotonic()
@@ -110,7 +120,12 @@ def _read(connection: socket.socket, count: int, limit: float) -> bytes:
 
 
 def listen(host: str) -> socket.socket:
-    """A socket on a free port of an address; on that of all interfaces where it is empty."""
+    """A socket on a free port of an address; on that of all interfaces where it is empty.
+
+    Example:
+        >>> listen_for_peers("127.0.0.1").getsockname()
+        ('127.0.0.1', 40123)
+    """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, 0), family=family, backlog=1024)
@@ -146,6 +161,10 @@ class Door:
         log: Called with a line for each one that is dropped.
         selector: That of the owner, whose entries have functions of the event mask as data.
         room: How many may be on trial at the same time; the oldest makes way for the next.
+
+    Example:
+        >>> door = PeerDoor(listen_for_peers(""), secret, expected.__contains__, admit, selector)
+        >>> door.turn(0.2)
     """
 
     def __init__(

@@ -27,6 +27,9 @@ def inlined(
         module: StableHLO text.
         operands: Of the function.
         results: Shape and dtype of each of its results.
+
+    Example:
+        >>> (y,) = inlined(text, [x], [((4,), np.dtype(np.float32))])
     """
     values: list[jax.Array] = _inlined.bind(*operands, module=module, results=tuple(results))
     return values

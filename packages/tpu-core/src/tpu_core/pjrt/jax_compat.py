@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from jax._src import core as jax_core
-from jax.core import Tracer
 from jax.extend.core import JaxprEqn
 
 T = TypeVar("T")
@@ -23,14 +22,6 @@ def parts_of_scan(scan: JaxprEqn, operands: Sequence[T]) -> tuple[list[T], list[
         return list(operands[:first]), list(operands[first:then]), list(operands[then:])
     consts, carry, xs = map(list, params["ft_in"].update(operands).unpack())
     return consts, carry, xs
-
-
-def variable_of(value: Any) -> Any | None:
-    """The variable of a function around that a constant of one of its inner functions stands for.
-
-    None where it is a constant indeed, as they all are in jax 0.10.
-    """
-    return getattr(value, "val", None) if isinstance(value, Tracer) else None
 
 
 def current_trace() -> Any:

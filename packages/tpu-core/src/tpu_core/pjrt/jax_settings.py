@@ -19,7 +19,7 @@ from jax._src import config as states
 
 
 class JaxSettings(NamedTuple):
-    """Settings of JAX, under the names of its context managers.
+    """Settings of JAX, under the names of its context managers; JAX's own defaults unless given.
 
     Attributes:
         enable_x64: Whether 64-bit types are on.
@@ -27,6 +27,10 @@ class JaxSettings(NamedTuple):
         numpy_dtype_promotion: ``"standard"`` or ``"strict"``.
         default_prng_impl: Generator of new random keys.
         threefry_partitionable: Which random numbers a key of it gives.
+
+    Example:
+        >>> with JaxSettings(enable_x64=True).applied():
+        ...     jaxpr = jax.make_jaxpr(f)(x)
     """
 
     enable_x64: bool = False
@@ -34,6 +38,35 @@ class JaxSettings(NamedTuple):
     numpy_dtype_promotion: Any = states.NumpyDtypePromotion.STANDARD
     default_prng_impl: str = "threefry2x32"
     threefry_partitionable: bool = True
+
+    @staticmethod
+    def in_force() -> JaxSettings:
+        """The user's settings in this thread."""
+        return JaxSettings(*_values())
+
+    @staticmethod
+    def recorded() -> JaxSettings | None:
+        """Settings when the op being lowered was recorded; None where none is being lowered."""
+        return _recorded.get()
+
+    def text(self) -> str:
+        """Settings that are not JAX's defaults, as keys of programs have them; "" for none.
+
+        Example:
+            >>> JaxSettings(enable_x64=True).text()
+            'enable_x64=True'
+        """
+        pairs = zip(JaxSettings._fields, self, USUAL)
+        return " ".join(f"{name}={value}" for name, value, usual in pairs if value != usual)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Trace with these settings in this thread, and with no complaint about ranks."""
+        with ExitStack() as stack:
+            for name, value in zip(JaxSettings._fields, self):
+                stack.enter_context(getattr(jax, name)(value))
+            stack.enter_context(jax.numpy_rank_promotion("allow"))
+            yield
 
 
 USUAL = JaxSettings()
@@ -53,31 +86,15 @@ def _values() -> tuple[Any, ...]:
     return _x64.value, _precision.value, _promotion.value, _prng.value, _partitionable.value
 
 
-def in_force() -> JaxSettings:
-    """The user's settings in this thread."""
-    return JaxSettings(*_values())
-
-
 def code() -> int:
-    """64 bits that stand for `in_force`, the same in every process; 0 for JAX's defaults."""
+    """64 bits for `JaxSettings.in_force`, the same in every process; 0 for JAX's defaults."""
     found = _values()
     return 0 if found == USUAL else _code(JaxSettings(*found))
 
 
 @functools.lru_cache(maxsize=256)
 def _code(settings: JaxSettings) -> int:
-    return int.from_bytes(hashlib.sha256(text(settings).encode()).digest()[:8], "little")
-
-
-def text(settings: JaxSettings) -> str:
-    """Settings that are not JAX's defaults, as keys of programs have them; "" for none."""
-    pairs = zip(JaxSettings._fields, settings, USUAL)
-    return " ".join(f"{name}={value}" for name, value, usual in pairs if value != usual)
-
-
-def recorded() -> JaxSettings | None:
-    """Settings when the op being lowered was recorded; None where none is being lowered."""
-    return _recorded.get()
+    return int.from_bytes(hashlib.sha256(settings.text().encode()).digest()[:8], "little")
 
 
 @contextmanager
@@ -90,16 +107,6 @@ def as_recorded(settings: JaxSettings | None) -> Iterator[None]:
         _recorded.reset(token)
 
 
-@contextmanager
-def applied(settings: JaxSettings) -> Iterator[None]:
-    """Trace with these settings in this thread, and with no complaint about ranks."""
-    with ExitStack() as stack:
-        for name, value in zip(JaxSettings._fields, settings):
-            stack.enter_context(getattr(jax, name)(value))
-        stack.enter_context(jax.numpy_rank_promotion("allow"))
-        yield
-
-
 def lowering() -> AbstractContextManager[None]:
     """The settings for which lowerings of our own are traced: JAX's defaults, with 64-bit types."""
-    return applied(_LOWERING)
+    return _LOWERING.applied()

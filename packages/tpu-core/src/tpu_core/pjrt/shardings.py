@@ -89,6 +89,9 @@ def divided(
         mesh: The devices.
         dims: The axes that divide each dimension; where there are none, XLA may choose.
         whole_over: Axes that must divide no dimension.
+
+    Example:
+        >>> divided(x, mesh, [("data",), ()], whole_over=("model",))
     """
     sharding = SdyArray(
         mesh_shape=mesh.shape_tuple,

@@ -25,6 +25,11 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "JAX_PLATFORMS": "cpu",
 }
+"""Environment of a process that compiles for TPUs which it does not have.
+
+Example:
+    >>> subprocess.run(command, env={**os.environ, **TOPOLOGY_ENVIRONMENT})
+"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,12 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
 
 
 def one_device(topology: str) -> Any:
-    """A device to compile for, of a topology of whole hosts. Needs `ENVIRONMENT`."""
+    """A device to compile for, of a topology of whole hosts. Needs `ENVIRONMENT`.
+
+    Example:
+        >>> topology_device("v5e:2x2").device_kind
+        'TPU v5 lite'
+    """
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
 
 
@@ -99,6 +109,10 @@ def ordered(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray[Any, A
     Args:
         devices: JAX devices, as many as the mesh has.
         shape: Of the mesh; the last axes communicate most.
+
+    Example:
+        >>> ordered_mesh(jax.devices(), (4, 2)).shape
+        (4, 2)
     """
     try:
         return np.asarray(mesh_utils.create_device_mesh(shape, list(devices)))
@@ -129,6 +143,10 @@ def located_bytes(lowered: Any, aliases: Mapping[int, int]) -> bytes:
     Args:
         lowered: From ``jax.jit(...).trace(...).lower(...)``.
         aliases: For arguments whose memory an output takes, the output.
+
+    Example:
+        >>> lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
+        >>> module = located_bytes(lowered, {0: 0})
     """
     module = lowered.compiler_ir("stablehlo")
     with module.context:
@@ -147,7 +165,11 @@ def located_bytes(lowered: Any, aliases: Mapping[int, int]) -> bytes:
 
 
 def load_executable(data: bytes, devices: Any, mesh: Mapping[str, int]) -> Any:
-    """An executable of `compile_for_topology` on real devices. Untested on hardware."""
+    """An executable of `compile_for_topology` on real devices. Untested on hardware.
+
+    Example:
+        >>> load_executable(saved.executable, runtime().client.devices, {"data": 4})
+    """
     options = _options(devices, tuple(mesh.values()))
     return devices[0].client.deserialize_executable(
         data, xla_client.DeviceList(tuple(devices)), options

@@ -78,6 +78,10 @@ def work(
         results: Gives the arrays that are computed last; the profile waits for them.
         device: Index of the device.
         metadata: Shown with the row.
+
+    Example:
+        >>> with profile_work("all_reduce", None, "Collectives", lambda: arrays):
+        ...     arrays = executor.run(operands)
     """
     if not _is_taken:
         return contextlib.nullcontext()

@@ -168,6 +168,13 @@ class GraphEvaluator(ABC):
     """Evaluates FX graphs of functional overloads on JAX values.
 
     The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings.
+
+    Example:
+        >>> class Evaluator(GraphEvaluator):
+        ...     def call_op(self, node, values):
+        ...         entry = find_lowering(node.target)
+        ...         return self.call_lowering(node, entry, values)
+        >>> Evaluator().results(module, [x, y])
     """
 
     def values(self, module: GraphModule, arguments: Iterable[Any]) -> dict[Node, Any]:
@@ -214,6 +221,36 @@ class GraphEvaluator(ABC):
             return values[source][node.args[1]]
         return self.call_op(node, values)
 
+    def call_lowering(
+        self,
+        node: Node,
+        entry: Lowering,
+        values: Mapping[Node, Any],
+        key: Any = None,
+        size: Callable[[Any], int] = int,
+    ) -> Any:
+        """The value of a node that calls a functional overload, for `call_op`.
+
+        Args:
+            node: Calls a functional overload.
+            entry: The overload's lowering.
+            values: Values of the nodes before.
+            key: Of a random op.
+            size: What a size in the node's metadata comes to.
+        """
+        op: Any = node.target
+        args = torch.fx.node.map_arg(node.args, values.__getitem__)
+        kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+        names = [a.name for a in op._schema.arguments]
+        args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
+        kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+        meta = node.meta["val"]
+        several = len(op._schema.returns) > 1
+        out = tuple(avals(m, size) for m in (meta if several else (meta,)))
+        contiguous = _contiguous(node, size) if entry.wants_contiguous else None
+        result = call_lowering(entry, args, kwargs, out, key, contiguous)
+        return result if several else result[0]
+
     @abstractmethod
     def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
         """The value of a node that calls an overload."""
@@ -240,7 +277,7 @@ class _Plain(GraphEvaluator):
             key = fold_in(self._key, self._draws)
             self._draws += 1
         with self._scope(node):
-            return call_node(node, entry, values, key)
+            return self.call_lowering(node, entry, values, key)
 
 
 def run_graph(
@@ -258,38 +295,11 @@ def run_graph(
         key: Each random overload gets a key of its own, derived from this one.
         entry_of: The lowering of an overload.
         scope: Entered around the lowering of each node.
+
+    Example:
+        >>> (y,) = run_graph(module, [x], key)
     """
     return _Plain(key, entry_of, scope).results(graph, tensors)
-
-
-def call_node(
-    node: Node,
-    entry: Lowering,
-    values: Mapping[Node, Any],
-    key: Any = None,
-    size: Callable[[Any], int] = int,
-) -> Any:
-    """The value of one node of an FX graph.
-
-    Args:
-        node: Calls a functional overload.
-        entry: The overload's lowering.
-        values: Values of the nodes before.
-        key: Of a random op.
-        size: What a size in the node's metadata comes to.
-    """
-    op: Any = node.target
-    args = torch.fx.node.map_arg(node.args, values.__getitem__)
-    kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-    names = [a.name for a in op._schema.arguments]
-    args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
-    kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
-    meta = node.meta["val"]
-    several = len(op._schema.returns) > 1
-    out = tuple(avals(m, size) for m in (meta if several else (meta,)))
-    contiguous = _contiguous(node, size) if entry.wants_contiguous else None
-    result = call_lowering(entry, args, kwargs, out, key, contiguous)
-    return result if several else result[0]
 
 
 def _contiguous(node: torch.fx.Node, size: Callable[[Any], int]) -> tuple[bool, ...]:
@@ -321,6 +331,10 @@ def avals(meta: Any, size: Callable[[Any], int]) -> Any:
     Args:
         meta: A fake tensor or a list of them.
         size: What a size comes to.
+
+    Example:
+        >>> avals(node.meta["val"], int)
+        ShapeDtypeStruct(shape=(3, 4), dtype=float32)
     """
     from tpu_core.lowering.dtypes import to_numpy_dtype
 

@@ -21,7 +21,11 @@ from tpu_core.recorder.functional_variants import functional, overload_name
 
 @functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions of overloads that have no lowering."""
+    """PyTorch's decompositions of overloads that have no lowering.
+
+    Example:
+        >>> torch.ops.aten.addcmul.default in decompositions()
+    """
     from torch._decomp import decomposition_table
 
     return {

@@ -66,6 +66,10 @@ def call_of_last(segment: Segment, inputs: Sequence[Any]) -> HostCall | None:
     Args:
         segment: A segment of one op, as in Debug mode.
         inputs: Arrays of its input slots.
+
+    Example:
+        >>> call = call_of_last(segment, inputs)
+        >>> call.run()  # by CPU kernels, which raise PyTorch's error
     """
     *before, node = segment.nodes
     values = {i: pjrt.fetch(a) for i, a in zip(segment.inputs(), inputs)}

@@ -201,7 +201,7 @@ def new_signature(
         except decompose.UndecomposedOp:
             return PYTHON, fallback.run_on_cpu, (), (), ()
         random = is_random(op)
-    settings = jax_settings.in_force() if entry is not None and entry.identity else None
+    settings = JaxSettings.in_force() if entry is not None and entry.identity else None
     identity = _identity(entry, args, settings)
     node = plan.NodePlan(
         overload_name(op),
@@ -228,9 +228,9 @@ def _identity(entry: Lowering | None, args: tuple[Any, ...], settings: JaxSettin
     if entry is None:
         return ""
     if entry.identity is None:
-        return entry.source() if entry.is_foreign else ""
+        return entry.key_part()
     with jax_settings.as_recorded(settings):
-        return entry.identity(*(_aval(a) if _holds_tensors(a) else a for a in args))
+        return entry.key_part(*(_aval(a) if _holds_tensors(a) else a for a in args))
 
 
 def _holds_tensors(value: Any) -> bool:

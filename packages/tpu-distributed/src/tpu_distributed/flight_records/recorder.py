@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_core import _C
 from tpu_core.config import config
+from tpu_core.extend import user_line
 
 if TYPE_CHECKING:
     from tpu_distributed.rendezvous import CollectiveCall
@@ -140,7 +140,7 @@ class FlightRecorder:
         self, group: str, ranks: tuple[int, ...], sequence: int | None, call: CollectiveCall
     ) -> Record:
         """A new record; its line is that of the user's frame."""
-        record = Record(group, ranks, sequence, call, _C.user_line())
+        record = Record(group, ranks, sequence, call, user_line())
         with self._lock:
             self._records.append(record)
             self._made += 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from tpu_core import platforms
 from tpu_core.errors import ProcessGroupError
+from tpu_core.extend import find_chips, resolve_platform
 from tpu_distributed.launch import slices
 from tpu_distributed.launch.slices import Slice
 
@@ -129,5 +129,5 @@ _SLICE_VARIABLES: Sequence[str] = (
 
 def settle_process(environ: MutableMapping[str, str]) -> None:
     """`settle` where the platform is a TPU; elsewhere nothing."""
-    if platforms.resolve().name == "tpu" and (chips := platforms.find_chips().count):
+    if resolve_platform().name == "tpu" and (chips := find_chips().count):
         settle(environ, chips)

@@ -10,9 +10,7 @@ import jax
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from tpu_core.lowering.implementations import target
-from tpu_core.lowering.kernel_costs import scope_name
-from tpu_core.lowering.precision import precision_name
+from tpu_core.extend import kernel_scope, matmul_precision, target
 
 # Of a product of float32, as exact as float32.
 _PASSES = 6
@@ -27,7 +25,7 @@ def calling(dtype: Any, products: int) -> Iterator[None]:
             asks; Mosaic has one pass of bfloat16 and float32, nothing between.
         products: Floating point operations of its matrix products.
     """
-    exact = np.dtype(dtype) == np.float32 and precision_name() != "medium"
+    exact = np.dtype(dtype) == np.float32 and matmul_precision() != "medium"
     # True is the interpreter that leaves plain HLO; `InterpretParams`, which the annotation names,
     # simulates a TPU by callbacks, and a program with callbacks cannot be stored.
     interpreted = cast(Any, True)
@@ -37,7 +35,7 @@ def calling(dtype: Any, products: int) -> Iterator[None]:
     with (
         jax.enable_x64(False),  # Mosaic has no indices of 64 bits
         jax.default_matmul_precision("highest" if exact else "default"),
-        jax.named_scope(scope_name(products, _PASSES if exact else 1)),
+        jax.named_scope(kernel_scope(products, _PASSES if exact else 1)),
         interpreter,
     ):
         yield

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from tpu_core.errors import KernelRuleError
-from tpu_core.lowering.implementations import KernelSelection, Target, note
+from tpu_core.extend import KernelSelection, Target
 
 
 class Arguments(Protocol):
@@ -133,7 +133,7 @@ class Op:
         arguments = self.bind[overload](*args, **kwargs)
         found = self.select(arguments, target, choice)
         why = "it is named" if choice else self._why_not_before(found, arguments, target)
-        note(KernelSelection(self.name, found.name, why))
+        KernelSelection(self.name, found.name, why).note()
         return found.functions.get(overload)
 
     def _why_not_before(self, found: Implementation, arguments: Arguments, target: Target) -> str:

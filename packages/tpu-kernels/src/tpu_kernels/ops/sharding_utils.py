@@ -9,9 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tpu_core.lowering.implementations import target
-from tpu_core.lowering.operand_sharding import Axes
+from tpu_core.extend import target
 from tpu_kernels.ops.registry import Rule
+
+Axes = tuple[str, ...]
+"""Names of a mesh's axes."""
 
 HEADS_DIVIDED = Rule(
     "The program is for one device, or divided by `tpu_compile.aot`: heads, and single tokens of "

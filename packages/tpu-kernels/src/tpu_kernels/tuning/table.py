@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_core.errors import CacheWarning
-from tpu_core.lowering.implementations import own_tables
+from tpu_core.extend import tuned_folder
 from tpu_kernels.tuning.bundles import Bundles
 
 Block = tuple[int, int]
@@ -32,7 +32,7 @@ _FILE = "costs.json"
 
 def own() -> Path:
     """The user's file, which need not exist."""
-    return own_tables() / _FILE
+    return tuned_folder() / _FILE
 
 
 def find(op: str, kind: str | None, shape: str) -> Costs:

@@ -7,6 +7,7 @@ plain lowering: either can follow on the other.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering import attention as plain
-from tpu_core.lowering.implementations import Target
+from tpu_core.extend import Target, find_lowering, load_lowerings
 from tpu_kernels.ops.attention import lengths, sharded
 from tpu_kernels.ops.attention.arguments import AttentionArguments
 from tpu_kernels.ops.attention.dropout import Dropout
@@ -58,6 +58,14 @@ def _backward(
     return made
 
 
+def _plain(op: str) -> Callable[..., tuple[Any, ...]]:
+    """The lowering in whose place the kernel stands."""
+    load_lowerings()
+    entry = find_lowering(op)
+    assert entry is not None  # one of ATen's
+    return entry.fn
+
+
 def forward(
     query: jax.Array,
     key_: jax.Array,
@@ -70,11 +78,11 @@ def forward(
     scale: float | None = None,
     key: jax.Array | None = None,
 ) -> tuple[Any, ...]:
-    """As `tpu_core.lowering.attention.attention`, for what `FLASH` takes."""
+    """As the lowering of `FORWARD`, for what `FLASH` takes."""
     operands = (query, key_, value, attn_bias)
     if sharded.is_probing():
         stand_in = sharded.probe(operands)
-        return plain.attention(*stand_in, dropout_p, is_causal, scale=scale, key=key)
+        return _plain(FORWARD)(*stand_in, dropout_p, is_causal, scale=scale, key=key)
     dropout = _dropout(dropout_p, query)
     options: Any = {"is_causal": is_causal, "scale": scale, "dropout": dropout}
 
@@ -99,13 +107,11 @@ def backward(
     *rest: Any,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """As `tpu_core.lowering.attention.attention_backward`, for what `FLASH` takes."""
+    """As the lowering of `BACKWARD`, for what `FLASH` takes."""
     operands = (query, key_, value, attn_bias, grad_out, output, logsumexp)
     if sharded.is_probing():
         q, k, v, bias, grad, out, sums = sharded.probe(operands)
-        return plain.attention_backward(
-            grad, q, k, v, bias, grad_input_mask, out, sums, *rest, scale=scale
-        )
+        return _plain(BACKWARD)(grad, q, k, v, bias, grad_input_mask, out, sums, *rest, scale=scale)
     dropout = _dropout(rest[_DROPOUT], query)
     seed = None
     if dropout is not None:

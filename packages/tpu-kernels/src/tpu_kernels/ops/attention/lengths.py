@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.implementations import target
+from tpu_core.extend import target
 from tpu_kernels.ops.attention import choice, flash_backward, flash_forward, masks
 from tpu_kernels.ops.attention.blocks import BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout

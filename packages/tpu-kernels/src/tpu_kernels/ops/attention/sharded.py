@@ -8,9 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tpu_core.lowering.implementations import target
-from tpu_core.lowering.operand_sharding import Axes, OperandSharding
-from tpu_kernels.ops.sharding_utils import dividing
+from tpu_core.extend import OperandSharding, target
+from tpu_kernels.ops.sharding_utils import Axes, dividing
 
 Arrays = Sequence[Any]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.implementations import Target, target
+from tpu_core.extend import Target, target
 from tpu_kernels.ops.cross_entropy import kernels, sharded
 from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD, LossArguments
 from tpu_kernels.ops.cross_entropy.kernels import TileSizes

@@ -9,11 +9,10 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from tpu_core.lowering.implementations import target
-from tpu_core.lowering.operand_sharding import Axes, OperandSharding
+from tpu_core.extend import OperandSharding, target
 from tpu_kernels.ops.cross_entropy import reference
 from tpu_kernels.ops.registry import Rule
-from tpu_kernels.ops.sharding_utils import dividing
+from tpu_kernels.ops.sharding_utils import Axes, dividing
 
 HAS_TOKENS_DIVIDED = Rule(
     "The program is for one device, or divided by `tpu_compile.aot`: tokens then stay divided as "

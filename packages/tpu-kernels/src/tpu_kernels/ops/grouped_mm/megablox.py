@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-from tpu_core.lowering.grouped_mm import group_sizes
 from tpu_kernels.ops.grouped_mm.arguments import GROUPED_MM
 from tpu_kernels.ops.grouped_mm.tiles import tiles
 from tpu_kernels.ops.mosaic import calling
@@ -36,7 +35,7 @@ def grouped_mm(
     *,
     contiguous: Sequence[bool] = (True, True),
 ) -> jax.Array:
-    """As `tpu_core.lowering.grouped_mm.grouped_mm`, for what `MEGABLOX` takes."""
+    """As the lowering of ``aten._grouped_mm``, for what `MEGABLOX` takes."""
     (k, left), (right, n) = a.shape, b.shape
     rows = min(left, right)  # those past the last offset may be more on one side
     tiling = tiles(rows, k, n, offs.shape[0], np.dtype(a.dtype).itemsize)
@@ -45,7 +44,7 @@ def grouped_mm(
         result: jax.Array = _kernel(
             jnp.pad(a[:, :rows], ((0, 0), (0, missing))),
             jnp.pad(b[:rows], ((0, missing), (0, 0))),
-            group_sizes(offs),
+            jnp.diff(offs, prepend=jnp.zeros((1,), offs.dtype)).astype(np.int32),
             a.dtype,
             tiling,
         )

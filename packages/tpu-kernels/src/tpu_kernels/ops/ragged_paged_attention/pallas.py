@@ -16,8 +16,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
     ragged_paged_attention as kernel,
 )
 
-from tpu_core.lowering.implementations import Target, target
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.extend import Target, abstract_mesh, target
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
 from tpu_kernels.ops.ragged_paged_attention import reference

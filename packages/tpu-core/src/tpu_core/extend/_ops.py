@@ -1,0 +1,136 @@
+"""Ops of other packages: lookup of lowerings, recording, calls past the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tpu_core import _C
+from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.lowering.registry import REGISTRY, Lowering
+
+
+def find_lowering(op: object) -> Lowering | None:
+    """The lowering of a functional overload, or None where there is none.
+
+    Args:
+        op: The overload, ``torch.ops.aten.mm.default``, or its name, ``"aten.mm.default"``. Those
+            of ATen are there once the device is started, or after `load_lowerings`.
+
+    Example:
+        >>> find_lowering("aten.mm.default").fn(a, b)  # JAX values
+    """
+    return REGISTRY.get(str(op))
+
+
+def meta_function(op: str) -> Callable[..., Any]:
+    """The device's own meta function of an overload, where PyTorch's is another device's.
+
+    Args:
+        op: Name of the overload, ``"aten._grouped_mm.default"``.
+
+    Raises:
+        KeyError: PyTorch's own serves the device.
+
+    Example:
+        >>> meta_function("aten._grouped_mm.default")(a, b, offs).shape  # of meta tensors
+    """
+    from tpu_core.recorder import meta
+
+    return meta._SPECIAL[op]
+
+
+def record_op(
+    name: str,
+    *,
+    is_differentiable: bool = True,
+    derivatives: tuple[Callable[[], None], Callable[[], None]] | None = None,
+) -> None:
+    """Have the device record an op that `torch.library` defines, rather than run it on the CPU.
+
+    Its lowering is registered with `register`. Gradients are those of
+    `torch.library.register_autograd` unless an argument says otherwise.
+
+    Args:
+        name: Of the op, all overloads of it: ``"mylib::scale"``.
+        is_differentiable: False lets the op pass autograd by: its results require no gradient.
+        derivatives: Two functions, each called once, before the first call for which autograd needs
+            it: the first defines the op's backward, the second its forward-mode derivative.
+
+    Raises:
+        RuntimeError: No library has defined the op.
+
+    Example:
+        >>> library = torch.library.Library("mylib", "DEF")
+        >>> library.define("scale(Tensor x, float by) -> Tensor")
+        >>> library.impl("scale", lambda x, by: torch.empty_like(x), "Meta")
+        >>> register("mylib.scale.default", lambda x, by: x * by)
+        >>> record_op("mylib::scale")
+    """
+    _C.register_overloads([name])
+    if derivatives is not None:
+        _C.register_differentiable(name, *derivatives)
+    elif not is_differentiable:
+        _C.register_not_differentiable(name)
+
+
+def op_caller(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls an op with less overhead than ``torch.ops`` has.
+
+    Args:
+        name: Of the op, ``"mylib::scale"``.
+        general: Called in its place wherever PyTorch may have to act between the call and the
+            device: for subclasses, tensors of other devices, gradients, modes, transforms.
+
+    Example:
+        >>> scale = op_caller("mylib::scale", torch.ops.mylib.scale.default)
+        >>> y = scale(x, 2.0)
+    """
+    return _C.op_caller(name, general)
+
+
+def list_caller(
+    name: str, others: tuple[Any, ...], general: Callable[..., Any]
+) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """As `op_caller`, for an op ``(Tensor[], ...) -> Tensor[]`` whose other arguments are fixed.
+
+    Args:
+        name: Of the op.
+        others: Its other arguments, the same in every call.
+        general: As of `op_caller`, called with the list alone.
+
+    Example:
+        >>> run = list_caller("mylib::step", (0.1,), lambda tensors: step(tensors, 0.1))
+        >>> new = run([x, y])
+    """
+    return _C.list_caller(name, others, general)
+
+
+def call_through(type: type) -> None:
+    """Have calls of instances of a class go to their attribute ``_call``, which may change.
+
+    Args:
+        type: A class without ``__call__``; each instance sets ``_call`` to a callable.
+
+    Example:
+        >>> call_through(JaxOp)
+        >>> op._call = op_caller("mylib::scale", general)
+        >>> y = op(x, 2.0)
+    """
+    _C.call_through(type)
+
+
+def to_torch_dtype(dtype: Any) -> torch.dtype | None:
+    """PyTorch's dtype of a NumPy or JAX dtype; None where it has none, as for random keys.
+
+    Example:
+        >>> to_torch_dtype(jnp.bfloat16)
+        torch.bfloat16
+    """
+    try:
+        return TO_TORCH.get(np.dtype(dtype))
+    except TypeError:  # one of JAX's own
+        return None

@@ -1,0 +1,103 @@
+"""The docs page of `tpu_core.extend`, made from its names' docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from typing import Any
+
+from tpu_core import extend
+
+_HEAD = """\
+# Extending the device
+
+`tpu_core.extend` is the interface of tpu-core for packages that add ops, lowerings, kernels, eager
+modes, commands or collectives. tpu-eager, tpu-compile, tpu-kernels and tpu-distributed use it,
+`tpu_core.errors` and `tpu_core.config`, and nothing else of `tpu_core`: the project's import
+contracts hold them to it. Any other package can do the same. What is not among these {count} names
+may change in any release.
+
+A package plugs in by entry points:
+
+| Group | Name | Object |
+|---|---|---|
+| `tpu_core.kernels` | an overload, `aten.silu.default` | a `Kernel` |
+| `tpu_core.modes` | an eager mode, for `torch.tpu.eager_mode` and `TPU_EAGER_MODE` | a `Mode` |
+| `tpu_core.cli` | a subcommand of `tpu` | a `typer.Typer` |
+| `tpu_core.device_modules` | an attribute of `torch.tpu` | a module |
+
+Programs on disk are known by the sources of the packages that shape them: see
+[program keys](../explanation/program-keys.md#digests-of-sources).
+
+This page is generated from `tpu_core.extend`.
+"""
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
+
+
+def extend_page() -> str:
+    """Markdown of ``docs/reference/extend.md``, generated from the docstrings."""
+    out = [_HEAD.format(count=len(extend.__all__))]
+    for group, names in extend.GROUPS.items():
+        links = ", ".join(f"[`{name}`](#{name})" for name in names)
+        out += [f"**{group}**: {links}\n"]
+    for group, names in extend.GROUPS.items():
+        out.append(f"## {group}\n")
+        for name in names:
+            out += [f'<a id="{name}"></a>', f"### {name}\n", *_entry(name, getattr(extend, name))]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def documentation(name: str) -> str:
+    """Docstring of a name: its own, or for a constant the string below it in its module."""
+    value = getattr(extend, name)
+    if isinstance(value, type) or callable(value):
+        return inspect.getdoc(value) or ""
+    module, original = extend.origin(name)
+    source = inspect.getsource(module)
+    found = re.search(rf'^{original}\b.*?^"""(.*?)"""', source, re.M | re.S)
+    return inspect.cleandoc(found[1]) if found else ""
+
+
+def _entry(name: str, value: Any) -> list[str]:
+    out = []
+    if callable(value):
+        out += ["```python", _signature(name, value), "```\n"]
+    section = ""
+    block: list[str] = []
+    for line in [*documentation(name).splitlines(), "Example:"]:
+        match = _SECTION.match(line)
+        if not match:
+            block.append(line)
+            continue
+        out += _block(section, block)
+        section, block = match[1], []
+    return out if section == "Example" and not block else [*out, *_block(section, block)]
+
+
+def _signature(name: str, value: Any) -> str:
+    try:
+        text = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return name
+    text = re.sub(r"<factory>|<[^>]*>", "...", text.replace("'", ""))
+    if len(name + text) > 90:
+        body = re.sub(r", (?=\w+(: | = |=)|\*)", ",\n    ", text[1:].rpartition(")")[0])
+        text = f"(\n    {body},\n){text.rpartition(')')[2]}"
+    return name + text
+
+
+def _block(section: str, lines: list[str]) -> list[str]:
+    text = textwrap.dedent("\n".join(lines)).strip("\n")
+    if not text:
+        return []
+    text = re.sub(r"(?<!`)``([^`]+)``(?!`)", r"`\1`", text)
+    if section.startswith("Example"):
+        return ["```python", text, "```\n"]
+    if not section:
+        return [text, ""]
+    items = re.sub(r"^(?=[\w*][^\n]*?: )", "* ", text, flags=re.M)
+    if section in ("Returns", "Yields"):
+        return [f"**{section}** {text}\n"]
+    items = re.sub(r"^\* ([^:\n]+): ", r"* `\1`: ", items, flags=re.M)
+    return [f"**{section}**\n", items, ""]
