@@ -135,7 +135,7 @@ def _start() -> Runtime:
     input_pipeline.watch()
     checkpointing.watch()
     recurrent.register()
-    layouts.refuse_others()
+    layouts.register_others()
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.background.workers.close)
     return runtime

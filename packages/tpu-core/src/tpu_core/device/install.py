@@ -25,7 +25,7 @@ def install() -> None:
     _settable_eager_mode()
     _hook_optimizers()
     _export_by_dlpack()
-    layouts.refuse_sparse()
+    layouts.register_sparse()
     import_hooks.finish_before_forks()
 
 

@@ -1,4 +1,4 @@
-"""Sparse, nested and quantized tensors, which the device does not have: errors with a remedy."""
+"""Sparse, nested and quantized tensors: kernels of sparse ones, errors with a remedy for others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from typing import Any
 
 import torch
 
-SPARSE_REMEDY = (
-    "Use sparse=False in torch.nn.Embedding and EmbeddingBag, and torch.optim.Adam in place of "
-    "SparseAdam: dense gradients are summed on the device. Keep other sparse tensors on the CPU."
-)
-_SPARSE = ("sparse", SPARSE_REMEDY)
 _NESTED = (
     "nested",
     "Make the tensor with layout=torch.jagged, which the device has.",
@@ -21,19 +16,52 @@ _QUANTIZED = (
     "Keep integers and scales in tensors of their own (torch._int_mm, tpu_kernels), or simulate "
     "quantization: torch.fake_quantize_per_tensor_affine.",
 )
+# Ops of dense tensors that make sparse ones or serve them (`tpu_core.sparse.conversions`).
+_CONVERSIONS = (
+    "_convert_indices_from_coo_to_csr _convert_indices_from_coo_to_csr.out "
+    "_convert_indices_from_csr_to_coo _convert_indices_from_csr_to_coo.out _to_sparse "
+    "_to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr _to_sparse.sparse_dim"
+).split()
 _libraries: list[torch.library.Library] = []
 
 
-def refuse_sparse() -> None:
-    """Have every op that makes or takes a sparse tensor on ``tpu`` raise `UnsupportedOpError`."""
-    _refuse("SparsePrivateUse1", *_SPARSE)
+def register_sparse() -> None:
+    """Have `tpu_core.sparse` run every op of COO tensors; it is imported at the first one."""
+    _register("SparsePrivateUse1", "call_coo")
 
 
-def refuse_others() -> None:
-    """The same for other layouts: once the device starts, as each takes 4 ms."""
-    _refuse("SparseCsrPrivateUse1", *_SPARSE)
+def register_others() -> None:
+    """Compressed tensors, conversions of dense ones; ops of nested and quantized tensors raise.
+
+    Runs once the device starts, as a fallback of a dispatch key takes 4 ms.
+    """
+    _register("SparseCsrPrivateUse1", "call_compressed")
+    dense = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    for name in _CONVERSIONS:
+        dense.impl(name, _kernel("call_conversion", _overload(name)))
+    _libraries.append(dense)
     _refuse("NestedTensorPrivateUse1", *_NESTED)
     _refuse("QuantizedPrivateUse1", *_QUANTIZED)
+
+
+def _register(key: str, function: str) -> None:
+    library = torch.library.Library("_", "IMPL", key)
+    library.fallback(_kernel(function))
+    _libraries.append(library)
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _kernel(function: str, *first: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from tpu_core.sparse import dispatch
+
+        return getattr(dispatch, function)(*first, *args, **kwargs)
+
+    return kernel
 
 
 def _refuse(key: str, kind: str, remedy: str) -> None:

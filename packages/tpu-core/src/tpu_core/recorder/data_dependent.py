@@ -88,6 +88,19 @@ def _on_host(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
     return fallback.compute_on_host(op, args, reason=overload_name(op).split(".")[1])
 
 
+_SPARSE = 9  # the argument `sparse` of aten::_embedding_bag_backward
+
+
+def _sparse_bag(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
+    """The sparse gradient of `torch.nn.EmbeddingBag`: ops on its indices and values."""
+    grad, indices, offsets, bags, *rest = args
+    if len(bags) < len(indices):  # the forward need not have kept the bag of each index
+        bags = offsets.new_zeros(len(indices) + 1).index_add_(0, offsets, torch.ones_like(offsets))
+        bags = bags.cumsum(0)[:-1] - 1
+    rest = [*rest[:1], *rest[2:5], *rest[6:]]  # without maximum_indices and sparse
+    return aten._embedding_bag_sparse_backward.default(grad, indices, offsets, bags, *rest)
+
+
 HANDLERS: dict[str, Handler] = {
     "aten.nonzero.default": _nonzero,
     "aten.masked_select.default": _masked_select,
@@ -117,7 +130,10 @@ def handler_of(op: torch._ops.OpOverload) -> Handler | None:
 
 def needs_python(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Handler | None:
     """The handler of a call that is data dependent because of its arguments' types."""
-    handler = _MASKED.get(overload_name(op))
+    name = overload_name(op)
+    if name == "aten._embedding_bag_backward.default" and args[_SPARSE]:
+        return _sparse_bag
+    handler = _MASKED.get(name)
     if handler is None:
         return None
     masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]

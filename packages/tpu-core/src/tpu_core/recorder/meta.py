@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C, interruptible, torch_compat
-from tpu_core.device import layouts
-from tpu_core.errors import UnsupportedOpError
 from tpu_core.recorder import int4
 from tpu_core.recorder.error_parity import MetaReplicas, check, doubt
 from tpu_core.recorder.functional_variants import overload_name
@@ -330,17 +328,6 @@ def _batch_norm_backward_reduce(
     return *sums, *gradients
 
 
-def _embedding_bag_backward(*args: Any) -> Any:
-    if args[9]:
-        raise UnsupportedOpError(
-            "The gradient of torch.nn.EmbeddingBag(sparse=True) is a sparse tensor, and device "
-            "'tpu' has none.",
-            line=_C.user_line() or None,
-            remedy=layouts.SPARSE_REMEDY,
-        )
-    return torch.ops.aten._embedding_bag_backward.default(*args)
-
-
 def _weight_norm_backward(grad: Any, v: Any, g: Any, *_: Any) -> Any:
     return torch.empty_like(v), torch.empty_like(g)
 
@@ -391,7 +378,6 @@ _SPECIAL = {
     "aten._standard_gamma_grad.default": _like(0),
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
-    "aten._embedding_bag_backward.default": _embedding_bag_backward,
     "aten.nonzero_static.default": _nonzero_static,
     "aten._grouped_mm.default": grouped_mm,
     "aten._scaled_mm.default": scaled_mm,
