@@ -140,8 +140,8 @@ class UnsupportedOpError(TpuError, NotImplementedError):
     is also a `NotImplementedError`, as PyTorch raises for ops that a device lacks.
 
     ```pycon
-    >>> x.to_sparse()
-    UnsupportedOpError: [TPU1005] aten._to_sparse.default is not supported on device 'tpu'.
+    >>> torch.nested.nested_tensor([torch.ones(2)]).to("tpu")
+    UnsupportedOpError: [TPU1005] aten._to_copy.default is about a nested tensor ..
     ```
 
     **How to fix it.** `tpu ops` lists what is supported. Use another op, move the operands to the
