@@ -32,6 +32,8 @@ logger = logging.getLogger("tpu_core")
 
 # A program with many sizes is one family; what is not seen again must not fill memory.
 _MOST_FAMILIES = 256
+# Executables of one family, beyond which a new one serves the sizes of all others too.
+_MOST_DISJOINT = 3
 # Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
 _MOST_PROGRAMS = 16
 
@@ -218,7 +220,11 @@ class PaddedPrograms:
         larger = [b for b in family.programs if all(x >= y for x, y in zip(b, wanted))]
         nearest = min(larger, key=math.prod, default=None)
         if nearest is None:
-            return wanted if len(family.programs) < _MOST_PROGRAMS else None
+            if len(family.programs) < _MOST_DISJOINT:
+                return wanted
+            # One that serves all sizes so far: the buckets of several sizes have many combinations.
+            wider = tuple(map(max, zip(wanted, *family.programs)))
+            return wider if len(family.programs) < _MOST_PROGRAMS else None
         if self._has_better(family, wanted, nearest):
             return wanted
         has_room = len(family.programs) < _MOST_PROGRAMS
@@ -235,7 +241,7 @@ class PaddedPrograms:
         return (
             len(family.programs) < _MOST_PROGRAMS
             and self._builder.may_compile
-            and family.recurring.outgrew(wanted, used)
+            and family.recurring.outgrew(wanted, used, len(family.programs))
         )
 
     def _runner(

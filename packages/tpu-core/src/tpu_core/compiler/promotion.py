@@ -16,6 +16,7 @@ from tpu_core.padding.arrays import PaddedArray
 
 RUNS = 32  # of a size; after them it recurs
 WASTED_RUNS = 8  # in a larger bucket, that a smaller one would have saved
+_CHEAP = 3  # programs of a family that are earned so; each further one by twice as much
 _SHARE = 8  # It is at least one of so many runs of its family,
 _WASTE = 8  # the padding one part of so many,
 _MOST = 4  # and so many others of the family have a program of their own at most.
@@ -44,15 +45,21 @@ class PromotionPolicy:
         wanted = math.prod(values)
         return (math.prod(buckets) - wanted) * _WASTE >= wanted
 
-    def outgrew(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
+    def outgrew(self, wanted: tuple[int, ...], used: tuple[int, ...], programs: int = 1) -> bool:
         """Return whether runs in the larger bucket ``used`` have cost enough for a program of
         ``wanted``.
+
+        Args:
+            wanted, used: The buckets of each size.
+            programs: How many the family has. Beyond a few each has to be earned by twice the waste
+                of the one before: the buckets of several sizes have many combinations.
 
         Example:
             >>> PromotionPolicy().outgrew((64,), (128,))
             False
         """
-        return self._wasted.get(wanted, 0.0) + _wasted(wanted, used) > WASTED_RUNS
+        limit = WASTED_RUNS * 2 ** max(programs - _CHEAP, 0)
+        return self._wasted.get(wanted, 0.0) + _wasted(wanted, used) > limit
 
     def count_in(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> None:
         """Count a run, in the bucket ``used``, of what the bucket ``wanted`` is for."""

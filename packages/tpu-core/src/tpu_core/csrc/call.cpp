@@ -421,6 +421,13 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         }
         break;
       }
+      case Policy::Integers: {
+        const auto list = v.toIntVector();
+        c.hasher.add(63);
+        c.hasher.add(list.size());
+        for (const auto n : list) add_number(c, static_cast<uint64_t>(n), Pack::I64, false);
+        break;
+      }
       case Policy::Static:
         hash_static(c.hasher, v);
         break;

@@ -12,7 +12,7 @@
 namespace tpu {
 
 // How an argument of an overload enters its signature. Mirrors `tpu_core.recorder.op_schema`.
-enum class Policy : uint8_t { Tensor, TensorList, Number, NumberList, Static, Drop, Generator };
+enum class Policy : uint8_t { Tensor, TensorList, Number, NumberList, Static, Drop, Generator, Integers };
 
 // What a number argument must lie between, both included; NaN lies nowhere.
 struct Bounds {

@@ -79,7 +79,9 @@ def repeat(x: jax.Array, repeats: Sequence[int]) -> jax.Array:
 
 
 @lowering("aten.roll.default")
-def roll(x: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> jax.Array:
+def roll(
+    x: jax.Array, shifts: int | Sequence[int | jax.Array], dims: Sequence[int] = ()
+) -> jax.Array:
     """Without ``dims`` the flattened tensor is rolled."""
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims
@@ -92,8 +94,11 @@ def roll(x: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> jax.A
     return x
 
 
-def _roll(x: jax.Array, shift: int, dim: int) -> jax.Array:
+def _roll(x: jax.Array, shift: int | jax.Array, dim: int) -> jax.Array:
     size = x.shape[dim]
+    if not isinstance(shift, int):  # of a run-time shift: a window of the tensor laid twice
+        start = size - jnp.remainder(shift, size)
+        return lax.dynamic_slice_in_dim(lax.concatenate([x, x], dim), start, size, dim)
     shift %= size
     if shift == 0:
         return x

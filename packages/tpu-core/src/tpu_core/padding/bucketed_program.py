@@ -35,6 +35,7 @@ from tpu_core.pjrt import jax_settings
 RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
+_STARTS = pjrt.PACK_DTYPES.index(np.dtype(np.int32))  # the pack of starts of windows
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +76,8 @@ class BucketedProgram:
         self._inside: list[tuple[str, list[Known | None]]] | None = None
         self._signature = ""
         self._failures = 0
+        # Starts of windows are inputs once one was seen to vary.
+        self._starts_vary = False
         # Of the sizes that were told: their positions among the integers, and their bounds.
         self._first: list[int] = []
         self._limits: list[int | None] = []
@@ -164,8 +167,10 @@ class BucketedProgram:
         values = self.fit.solve(integers)
         if values is None or not values or any(v < 2 for v in values):
             return None
-        numbers = zip(segment.numbers, self.constants())
-        return values if all(c is None or _same(n.value, c) for n, c in numbers) else None
+        numbers = list(zip(segment.numbers, self.constants()))
+        varied = [n for n, c in numbers if c is not None and not _same(n.value, c)]
+        self._starts_vary |= any(n.pack == _STARTS for n in varied)
+        return None if varied else values
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
         """Return whether the ops of a segment have the sizes inside that the recordings say."""
@@ -220,7 +225,8 @@ class BucketedProgram:
         first = self.recordings[0].segment.numbers
         return [
             n.value
-            if all(
+            if not (self._starts_vary and n.pack == _STARTS)
+            and all(
                 r.segment.numbers[i].compiled_in and _same(r.segment.numbers[i].value, n.value)
                 for r in self.recordings
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -88,6 +90,7 @@ def dynamic_update_slice(
     first = [s.array for s in starts]
     shapes = [(shape_of(e.invars[0]), shape_of(e.invars[1])) for e in eqns]
     value = update
+    varying: list[int] = []
     for axis in range(len(x.dims)):
         if all(a[axis] == b[axis] for a, b in shapes):
             dim = max(x.dims[axis], value.dims[axis], key=len)
@@ -97,10 +100,33 @@ def dynamic_update_slice(
             continue
         x, value = context.space.as_prefix(x, axis), context.space.as_prefix(value, axis)
         (size,) = value.dims[axis]
-        if not size.is_static:
-            raise NotPaddableError("a write whose length varies")
         first[axis] = _clamped(context, x, axis, size, first[axis])
-    return [Padded(lax.dynamic_update_slice(x.array, value.array, first), x.dims)]
+        if not size.is_static:
+            varying.append(axis)
+    if not varying:
+        return [Padded(lax.dynamic_update_slice(x.array, value.array, first), x.dims)]
+    return [Padded(_written(context, x, value, first, varying), x.dims)]
+
+
+def _written(
+    context: Context, x: Padded, value: Padded, starts: list[Any], varying: list[int]
+) -> jax.Array:
+    """The array with a window overwritten whose lengths vary: padding writes what was there."""
+    shape, lengths = x.array.shape, value.array.shape
+    # Room behind, or the window, padded, would be moved back by the array's end.
+    array = context.space.resized(
+        x.array, [n + lengths[axis] * (axis in varying) for axis, n in enumerate(shape)]
+    )
+    valid = functools.reduce(
+        lax.bitwise_and,
+        [
+            lax.broadcast_in_dim(context.space.valid(value.dims[axis]), lengths, (axis,))
+            for axis in varying
+        ],
+    )
+    before = lax.dynamic_slice(array, starts, lengths)
+    array = lax.dynamic_update_slice(array, lax.select(valid, value.array, before), starts)
+    return lax.slice(array, [0] * len(shape), shape)
 
 
 @rule("gather", handles=("slice_sizes",))

@@ -90,7 +90,8 @@ def _plan(plan: NodePlan) -> _Described:
                 form.append("window")
             else:
                 form.append(_strides(value.sizes, value.strides, places))
-            places.append(value.offset)
+            if value.form != SLICE:  # whose starts are run-time inputs
+                places.append(value.offset)
         else:
             form.append(f"{type(value).__name__} {value!r}")
 

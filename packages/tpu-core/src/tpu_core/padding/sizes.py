@@ -137,6 +137,8 @@ class Fit:
             if seen in self._known:
                 continue
             size = self.express(seen)
+            if size is not None and tensors is not None and position < tensors:
+                size = None if _may_be_chance(size, len(columns[0])) else size
             if size is None and tensors is not None and position >= tensors:
                 numbers = ", ".join(map(str, seen))
                 self.problem = f"an argument that was {numbers} follows no size of a tensor"
@@ -225,6 +227,13 @@ def _likelihood(degree: int, scale: int, offset: int) -> tuple[int, int]:
     if offset == 0:
         return degree, 0
     return (1 if abs(offset) <= 4 * scale else 4), abs(offset)
+
+
+def _may_be_chance(size: Size, recordings: int) -> bool:
+    """Return whether sizes of tensors that lie on a line may be independent: any two values do."""
+    if size.is_static or recordings > 2:
+        return False
+    return _likelihood(len(size.symbols), size.scale, size.offset)[0] >= 4
 
 
 def _line(xs: Sequence[int], ys: Sequence[int]) -> tuple[int, int] | None:

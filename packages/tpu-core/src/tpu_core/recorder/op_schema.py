@@ -23,7 +23,7 @@ from tpu_core.recorder.functional_variants import (
     written_arguments,
 )
 
-TENSOR, TENSOR_LIST, NUMBER, NUMBER_LIST, STATIC, DROP, GENERATOR = range(7)
+TENSOR, TENSOR_LIST, NUMBER, NUMBER_LIST, STATIC, DROP, GENERATOR, INTEGERS = range(8)
 
 _DROPPED = frozenset({"device", "pin_memory"})
 # Families whose ops take 0-d CPU tensors for numbers, as TensorIterator does.
@@ -41,6 +41,8 @@ _SCALAR_OPS = frozenset(
 _HOST_OPS = frozenset(
     {"aten.index.Tensor", "aten.index_put.default", "aten._index_put_impl.default"}
 )
+# Lists of integers that are run-time inputs: distances in a tensor, which its sizes do not follow.
+_DISTANCES = frozenset({("aten::roll", "shifts")})
 # Numbers that hardly ever change are constants of the programs until they do. As run-time inputs,
 # each at a place of its own, they would make each layer's normalisation another kernel.
 _STEADY = frozenset({"eps", "momentum"})
@@ -83,7 +85,10 @@ _PRECISION_FAMILIES = frozenset(
 )
 
 
-def _policy(argument: Any) -> int:
+def policy_of(op: torch._ops.OpOverload, argument: Any) -> int:
+    """The treatment of an argument, one of the constants above."""
+    if (op._schema.name, argument.name) in _DISTANCES:
+        return INTEGERS
     kind = str(argument.real_type)
     if "Tensor" in kind:
         return TENSOR_LIST if "List" in kind else TENSOR
@@ -181,7 +186,7 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
     if returns is None and handler is None:
         handler = fallback.run_on_cpu
     static = entry.static if entry else frozenset()
-    policies = [_policy(a) for a in arguments]
+    policies = [policy_of(op, a) for a in arguments]
     return {
         "op": op,
         "policies": policies,

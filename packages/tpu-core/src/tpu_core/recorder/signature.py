@@ -315,7 +315,7 @@ def _template(
         return value
 
     for a, value in zip(op._schema.arguments, args):
-        policy = op_schema._policy(a)
+        policy = op_schema.policy_of(op, a)
         name, keyword = a.name, a.kwarg_only
         if policy in (op_schema.DROP, op_schema.GENERATOR) or name in DROPPED_ARGUMENTS:
             continue
@@ -330,6 +330,8 @@ def _template(
             held = [None if t is None else tensor(t, is_written) for t in value]
         elif policy == op_schema.NUMBER:
             held = number(value, a.name)
+        elif policy == op_schema.INTEGERS:
+            held = [plan.Number() for _ in value]
         elif policy == op_schema.NUMBER_LIST:
             lifted = entry is not None and a.name not in entry.static
             if lifted and op_schema.alike(value):
