@@ -113,6 +113,18 @@ def _negative_zero() -> tuple[Any, Any]:
     return (torch.tensor([-0.0]).to("tpu") + 0.0).signbit().tolist(), [False]
 
 
+@_canary("names-are-confused")
+def _names() -> tuple[Any, Any]:
+    import torch
+
+    x, y = torch.zeros(32).to("tpu")[1::2].view(4, 4), torch.zeros(4, 4).to("tpu")
+    index, one = torch.tensor([0]).to("tpu"), torch.ones((), device="tpu")
+    x.index_put_((index,), one, accumulate=True)
+    for column in y.split(1, 1):
+        column.fill_(7)
+    return x[0].tolist(), [1.0] * 4
+
+
 @_canary("denormals-are-zero")
 def _denormals() -> tuple[Any, Any]:
     import torch

@@ -377,6 +377,7 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     from jax._src.lib.mlir import ir
 
     from tpu_core.pjrt.guards import guard
+    from tpu_core.pjrt.instruction_names import write_with_dashes
     from tpu_core.pjrt.products import fold_transposes, widen_operands
 
     module = lowered.compiler_ir("stablehlo")
@@ -388,6 +389,7 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     guard(module, widest=64 if on_cpu else 32)
     if on_cpu:
         widen_operands(module)
+        write_with_dashes(module)
     if aliases:
         with module.context:
             (main,) = (op for op in module.body if op.sym_name.value == "main")

@@ -158,6 +158,15 @@ FAULTS = (
         has_canary=False,  # it takes several processes, and luck
     ),
     Fault(
+        "names-are-confused",
+        "Two instructions of one fusion whose names differ in `_` and `-` alone share a function: "
+        "an update by index of every second element, beside other updates, is lost.",
+        "jaxlib",
+        ">=0.10",
+        "cpu",
+        "Lowering: instructions have names with dashes, which XLA numbers.",
+    ),
+    Fault(
         "denormals-are-zero",
         "Arithmetic takes denormal operands for zero and returns zero for denormal results.",
         "jaxlib",
