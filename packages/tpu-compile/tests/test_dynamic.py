@@ -300,3 +300,18 @@ def test_a_branch_on_a_value_names_line_and_rewrite() -> None:
         parts.append("torch.where")
     for part in parts:
         assert part in str(raised.value)
+
+
+def test_a_guard_may_divide_by_a_difference_of_sizes() -> None:
+    """``einsum`` of a convolution of unknown width guards on a remainder by ``width - 2``."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, weight, stride=(2, 1), padding=(0, 2), dilation=(2, 1))
+        return torch.einsum("abcd,dcz->bza", y, table)
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, 1, 7, 4), (2, 1, 3, 3), (6, 2, 3)]
+    x, weight, table = (torch.randn(s, generator=generator) for s in shapes)
+    compiled = torch.compile(program, dynamic=True)
+    found = compiled(x.to("tpu"), weight.to("tpu"), table.to("tpu"))
+    torch.testing.assert_close(found.cpu(), program(x, weight, table))

@@ -126,7 +126,9 @@ def is_symbol(value: Any) -> bool:
 
 def is_known(expression: Any, known: Iterable[Any]) -> bool:
     """Return whether an expression follows from others."""
-    return not expression.xreplace(dict.fromkeys(known, sympy.Integer(2))).free_symbols
+    # No numbers in their place: a divisor that is a difference could become 0.
+    symbols = {e: sympy.Dummy(integer=True, positive=True) for e in known}
+    return expression.xreplace(symbols).free_symbols <= set(symbols.values())
 
 
 def _is_symbol(expression: Any) -> bool:
