@@ -219,3 +219,16 @@ def test_wrong_calls_raise_the_errors_of_the_cpu() -> None:
         with pytest.raises(RuntimeError) as found:
             call(UNCOALESCED.to("tpu"))
         assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("reduce", ["mean", "amax"])
+@pytest.mark.filterwarnings("ignore:.*runs on the CPU")
+def test_gradients_of_reduced_products(reduce: str) -> None:
+    def gradients(s: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        s, d = s.requires_grad_(), d.requires_grad_()
+        product = torch.sparse.mm(s, d, reduce)
+        product.sum().backward()
+        assert s.grad is not None and d.grad is not None
+        return product.detach(), s.grad, d.grad
+
+    assert_same(gradients, CSR, MATRIX)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpu_core.sparse import coo
+from tpu_core.sparse import coo, cpu
 
 
 def rows_of(crow: Tensor, count: int) -> Tensor:
@@ -97,7 +97,18 @@ def addmv_out(
     return out.copy_(result[:, 0])
 
 
+def mm_reduce(self: Tensor, other: Tensor, reduce: str) -> Any:
+    """``aten::_sparse_mm_reduce_impl``, on the CPU.
+
+    It gives the positions of maxima, which its backward reads without a check, only for operands
+    that require gradients.
+    """
+    op = torch.ops.aten._sparse_mm_reduce_impl.default
+    return cpu.run(op, (self, other, reduce), {}, requires_grad=self.dtype.is_floating_point)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "_sparse_mm_reduce_impl": mm_reduce,
     "add.out": on_cpu,
     "addmm": addmm,
     "addmm.out": addmm_out,

@@ -16,8 +16,19 @@ from tpu_core.metrics import METRICS
 from tpu_core.recorder.functional_variants import overload_name, written_arguments
 
 
-def run(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    requires_grad: bool = False,
+) -> Any:
     """Run ``op`` on the CPU with copies of its arguments; copy results and mutations back.
+
+    Args:
+        op: The overload.
+        args: Its positional arguments.
+        kwargs: Its others.
+        requires_grad: Whether the copies require gradients, which some kernels ask for.
 
     Raises:
         FallbackError: ``TPU_FALLBACK=error``.
@@ -37,7 +48,8 @@ def run(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     def to_host(x: Any) -> Any:
         if _ours(x):
-            return copies.setdefault(id(x), x.cpu())
+            copy = copies.setdefault(id(x), x.cpu())
+            return copy.requires_grad_() if requires_grad else copy
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
     try:
