@@ -379,7 +379,7 @@ def test_a_trace_of_a_tpu_has_programs_and_instructions_on_lines_of_their_own() 
 
 def test_names_are_those_of_the_op_and_the_users_line() -> None:
     assert short_name("aten.add.Tensor") == short_name("aten::add.Tensor") == "aten::add"
-    assert op_name("aten::add", "/home/me/train.py:31 in step") == "aten::add (train.py:31)"
+    assert op_name("aten::add", "project/train.py:31 in step") == "aten::add (train.py:31)"
     assert op_name("aten::add", "") == "aten::add"
     quoted = Row(Kind.OP, 'a "b"', 0, 1, 0, 0, metadata={"line": "c\\d"}).native()
     assert json.loads(f'["{quoted[1]}", "{quoted[-1][0][1]}"]') == ['a "b"', "c\\d"]

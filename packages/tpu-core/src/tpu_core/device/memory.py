@@ -242,6 +242,7 @@ def _record_memory_history(
         raise ValueError(f"expected skip_actions to be of {_ACTIONS}, got {unknown}")
     if max_entries < 0:
         raise ValueError(f"expected max_entries to be 0 or more, got {max_entries}")
+    # torch.compile's contexts are in its own log, and ranges of record_function in profiles.
     if compile_context or global_record_annotations:
         raise NotImplementedError(
             "Device 'tpu' records neither compile contexts nor annotations with memory: leave "
@@ -273,8 +274,12 @@ def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[
     """
     from tpu_core import _C, memory_history
 
+    # A compiled graph is one program here: it has no FX code that runs and could be in a stack.
     if augment_with_fx_traces:
-        raise NotImplementedError("Device 'tpu' does not add FX traces to memory snapshots.")
+        raise NotImplementedError(
+            "Device 'tpu' does not add FX traces to memory snapshots: leave "
+            "augment_with_fx_traces unset; the temporaries of a compiled graph have their lines."
+        )
     if _C.records_memory():
         _C.flush("memory snapshot")
         _C.record_snapshot(_index(device))

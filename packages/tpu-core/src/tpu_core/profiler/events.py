@@ -84,11 +84,11 @@ class Events:
         """From the dict that the extension gives."""
         return cls(
             [HostOp(*e) for e in raw["host_ops"]],
-            [_launch(*e) for e in raw["launches"]],
+            [
+                Launch(
+                    program, cut, start, end, device, thread, row, [RecordedOp(*op) for op in ops]
+                )
+                for program, cut, start, end, device, thread, row, ops in raw["launches"]
+            ],
             [Transfer(*e) for e in raw["transfers"]],
         )
-
-
-def _launch(*fields: Any) -> Launch:
-    nodes = fields[-1]
-    return Launch(*fields[:-1], [RecordedOp(*n) for n in nodes])  # type: ignore[call-arg]

@@ -93,7 +93,7 @@ def short_name(op: str) -> str:
 
 
 def short_line(line: str) -> str:
-    """``train.py:31`` of ``/home/me/train.py:31 in step``."""
+    """``train.py:31`` of ``project/train.py:31 in step``."""
     return line.split(" in ")[0].rsplit("/", 1)[-1]
 
 

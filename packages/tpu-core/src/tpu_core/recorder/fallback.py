@@ -50,14 +50,26 @@ def run_on_cpu(
     if policy == "error":
         raise lacking
     seconds = time.perf_counter() - started
-    if METRICS.fallback(name, line, seconds) and policy == "warn":
-        reason = "has no lowering for device 'tpu' and" if target is None else "of this kind"
+    reason = "has no lowering for device 'tpu' and" if target is None else "of this kind"
+    count(name, reason, line, seconds)
+    return result
+
+
+def count(name: str, reason: str, line: str | None, seconds: float) -> None:
+    """Count a fallback, and warn at the first of an op.
+
+    Args:
+        name: The overload.
+        reason: Stands between its name and "runs on the CPU".
+        line: The user's.
+        seconds: That it took, copies included.
+    """
+    if METRICS.fallback(name, line, seconds) and config().fallback == "warn":
         warning = FallbackWarning(
             f"{name} {reason} runs on the CPU ({seconds * 1e3:.1f} ms this time, copies included).",
             line=line,
         )
         warn_at(line, warning)
-    return result
 
 
 def compute_on_host(

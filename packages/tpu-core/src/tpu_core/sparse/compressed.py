@@ -43,12 +43,7 @@ def addmm_out(
     self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor
 ) -> Any:
     """``aten::addmm.out`` of a CSR and a dense matrix."""
-    result = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
-    if result is NotImplemented or out.layout != torch.strided:
-        return NotImplemented
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    return out.copy_(result)
+    return coo.into(out, addmm(self, mat1, mat2, beta=beta, alpha=alpha))
 
 
 def by_number(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -90,11 +85,7 @@ def addmv_out(
         return NotImplemented
     column = self.expand(mat.shape[0])[:, None]
     result = addmm(column, mat, vec[:, None], beta=beta, alpha=alpha)
-    if result is NotImplemented:
-        return NotImplemented
-    if out.shape != result.shape[:1]:
-        out.resize_(result.shape[:1])
-    return out.copy_(result[:, 0])
+    return result if result is NotImplemented else coo.into(out, result[:, 0])
 
 
 def mm_reduce(self: Tensor, other: Tensor, reduce: str) -> Any:

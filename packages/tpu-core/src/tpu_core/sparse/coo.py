@@ -182,12 +182,7 @@ def addmm_out(
     self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor
 ) -> Any:
     """``aten::addmm.out`` of a sparse and a dense matrix."""
-    result = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
-    if result is NotImplemented or out.layout != torch.strided:
-        return NotImplemented
-    if out.shape != result.shape:
-        out.resize_(result.shape)
-    return out.copy_(result)
+    return into(out, addmm(self, mat1, mat2, beta=beta, alpha=alpha))
 
 
 def addmm_(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -212,8 +207,12 @@ def bmm(self: Tensor, mat2: Tensor) -> Any:
 
 def bmm_out(self: Tensor, mat2: Tensor, *, out: Tensor) -> Any:
     """``aten::bmm.out`` of a batch of sparse matrices and one of dense matrices."""
-    result = bmm(self, mat2)
-    if result is NotImplemented:
+    return into(out, bmm(self, mat2))
+
+
+def into(out: Tensor, result: Any) -> Any:
+    """``out``, resized and filled with a dense ``result``; `NotImplemented` where that is one."""
+    if result is NotImplemented or out.layout != torch.strided:
         return NotImplemented
     if out.shape != result.shape:
         out.resize_(result.shape)

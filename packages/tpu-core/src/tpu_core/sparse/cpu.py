@@ -10,9 +10,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tpu_core import _C
 from tpu_core.config import config
-from tpu_core.errors import FallbackError, FallbackWarning, UnsupportedOpError
-from tpu_core.logs import warn_at
-from tpu_core.metrics import METRICS
+from tpu_core.errors import FallbackError, UnsupportedOpError
+from tpu_core.recorder import fallback
 from tpu_core.recorder.functional_variants import overload_name, written_arguments
 
 
@@ -34,8 +33,8 @@ def run(
         FallbackError: ``TPU_FALLBACK=error``.
         UnsupportedOpError: The CPU does not have the op for such a layout either.
     """
-    name, line, policy = overload_name(op), _C.user_line() or None, config().fallback
-    if policy == "error":
+    name, line = overload_name(op), _C.user_line() or None
+    if config().fallback == "error":
         raise FallbackError(
             f"{name} of sparse tensors has no kernel and TPU_FALLBACK=error.", line=line
         )
@@ -68,14 +67,7 @@ def run(
         return x
 
     back = tree_map(to_device, result)
-    seconds = time.perf_counter() - started
-    if METRICS.fallback(name, line, seconds) and policy == "warn":
-        warning = FallbackWarning(
-            f"{name} of sparse tensors runs on the CPU ({seconds * 1e3:.1f} ms this time, copies "
-            "included).",
-            line=line,
-        )
-        warn_at(line, warning)
+    fallback.count(name, "of sparse tensors", line, time.perf_counter() - started)
     return back
 
 
