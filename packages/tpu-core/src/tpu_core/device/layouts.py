@@ -16,12 +16,6 @@ _QUANTIZED = (
     "Keep integers and scales in tensors of their own (torch._int_mm, tpu_kernels), or simulate "
     "quantization: torch.fake_quantize_per_tensor_affine.",
 )
-# Ops of dense tensors that make sparse ones or serve them (`tpu_core.sparse.conversions`).
-_CONVERSIONS = (
-    "_convert_indices_from_coo_to_csr _convert_indices_from_coo_to_csr.out "
-    "_convert_indices_from_csr_to_coo _convert_indices_from_csr_to_coo.out _to_sparse "
-    "_to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr _to_sparse.sparse_dim"
-).split()
 _libraries: list[torch.library.Library] = []
 
 
@@ -35,9 +29,11 @@ def register_others() -> None:
 
     Runs once the device starts, as a fallback of a dispatch key takes 4 ms.
     """
+    from tpu_core.sparse import conversions
+
     _register("SparseCsrPrivateUse1", "call_compressed")
     dense = torch.library.Library("aten", "IMPL", "PrivateUse1")
-    for name in _CONVERSIONS:
+    for name in conversions.NAMES:
         dense.impl(name, _kernel("call_conversion", _overload(name)))
     _libraries.append(dense)
     _refuse("NestedTensorPrivateUse1", *_NESTED)

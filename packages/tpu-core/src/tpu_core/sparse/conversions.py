@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpu_core.sparse import coo
 from tpu_core.sparse.compressed import rows_of
 
 # ATen/native/{TensorConversions,sparse/SparseTensor}.cpp: calls of nonzero, index and conversions.
@@ -25,7 +26,7 @@ def coo_to_csr(indices: Tensor, size: int, *, out_int32: bool = False) -> Tensor
 
 def coo_to_csr_out(indices: Tensor, size: int, *, out_int32: bool = False, out: Tensor) -> Tensor:
     """``aten::_convert_indices_from_coo_to_csr.out``."""
-    return out.copy_(coo_to_csr(indices, size, out_int32=out_int32))
+    return coo.into(out, coo_to_csr(indices, size, out_int32=out_int32))
 
 
 def csr_to_coo(
@@ -39,8 +40,17 @@ def csr_to_coo(
     return torch.stack([columns, rows] if transpose else [rows, columns])
 
 
+def csr_to_coo_out(
+    crow: Tensor, col: Tensor, *, out_int32: bool = False, transpose: bool = False, out: Tensor
+) -> Any:
+    """``aten::_convert_indices_from_csr_to_coo.out``."""
+    return coo.into(out, csr_to_coo(crow, col, out_int32=out_int32, transpose=transpose))
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "_convert_indices_from_coo_to_csr": coo_to_csr,
     "_convert_indices_from_coo_to_csr.out": coo_to_csr_out,
     "_convert_indices_from_csr_to_coo": csr_to_coo,
+    "_convert_indices_from_csr_to_coo.out": csr_to_coo_out,
 }
+NAMES = sorted(SHARED | set(KERNELS))
