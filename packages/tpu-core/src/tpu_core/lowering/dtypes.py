@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from tpu_core.errors import UnsupportedOpError
 from tpu_core.torch_compat import FLOAT8_SATURATES, HALF_COMPLEX
 
 _PAIRS: dict[torch.dtype, Any] = {
@@ -51,7 +52,7 @@ def to_numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The numpy/JAX dtype of a torch dtype.
 
     Raises:
-        TypeError: The dtype has no counterpart in XLA (quantized types, ``complex32``).
+        UnsupportedOpError: The dtype has no counterpart in XLA (quantized types, ``complex32``).
 
     Example:
         >>> to_numpy_dtype(torch.bfloat16)
@@ -60,7 +61,11 @@ def to_numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     try:
         return TO_NUMPY[dtype]
     except KeyError:
-        raise TypeError(f"{dtype} is not supported on device 'tpu'.") from None
+        # no TypeError: Python's operators take one of PyTorch's for operands that do not fit
+        raise UnsupportedOpError(
+            f"{dtype} is not supported on device 'tpu': XLA has no such type.",
+            remedy="Convert the operands around this call, complex32 to complex64 for example.",
+        ) from None
 
 
 def is_number(x: Any) -> bool:
