@@ -2,8 +2,9 @@
 
 Each page has one source: the error classes, the interface for other packages, the configuration's
 fields, the registry of lowerings, the tables of kernels, of the device contract and of known
-faults, the results of the tests on the supported releases. ``--check`` writes nothing and fails if
-a page is out of date.
+faults, the results of the tests on the supported releases. The table of capabilities stands in
+pages that are otherwise written by hand. ``--check`` writes nothing and fails if a page is out of
+date.
 
 Links to ``source/<file>.md`` lead to the project's own sources, so that they work in a site without
 a repository beside it: the pages are written for the files that are linked, and are not committed.
@@ -19,6 +20,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from capabilities import capabilities_page, pages_with_table
 from support import support_page
 
 DOCS = Path(__file__).parent
@@ -114,6 +116,7 @@ def pages() -> dict[str, str]:
     from tpu_kernels.ops.page import kernels_page
 
     return {
+        "capabilities.md": capabilities_page(),
         "configuration.md": config_page(),
         "device-contract.md": contract_page(),
         "errors.md": errors_page(),
@@ -156,8 +159,8 @@ def main() -> int:
             (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
             (DOCS / name).write_text(text)
     stale = False
-    for name, text in pages().items():
-        path = REFERENCE / name
+    generated = {REFERENCE / name: text for name, text in pages().items()}
+    for path, text in (generated | pages_with_table()).items():
         current = path.read_text() if path.exists() else ""
         if current == text:
             continue
@@ -165,7 +168,8 @@ def main() -> int:
         if check:
             lines = current.splitlines(), text.splitlines()
             sys.stdout.writelines(
-                f"{line}\n" for line in difflib.unified_diff(*lines, name, "generated", lineterm="")
+                f"{line}\n"
+                for line in difflib.unified_diff(*lines, str(path), "generated", lineterm="")
             )
         else:
             path.write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -79,6 +80,39 @@ def test_code_on_the_page_prints_what_the_page_shows(page: str) -> None:
         if expected is not None:
             matches = checker.check_output(expected, actual, doctest.ELLIPSIS)
             assert matches, f"{code}\nprints\n{actual}\nand the page shows\n{expected}"
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of capabilities of its own, read by ``docs/capabilities.py``."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    capabilities = importlib.import_module("capabilities")
+    monkeypatch.setattr(capabilities, "TABLE", tmp_path / "capabilities.toml")
+    return tmp_path / "capabilities.toml"
+
+
+@pytest.mark.parametrize(
+    ("status", "tests", "complaint"),
+    [
+        ("works", [], "name the tests"),
+        ("works", ["integration/tests/test_of_nothing.py"], "no test that always runs"),
+        ("works", ["integration/tests/test_aot_distributed.py"], "no test that always runs"),
+        ("partly", ["integration/tests/test_docs.py"], "what is missing"),
+        ("done", ["integration/tests/test_docs.py"], "is none of works, partly, planned"),
+    ],
+)
+def test_capability_without_a_test_cannot_say_works(table, status, tests, complaint) -> None:
+    from capabilities import capabilities
+
+    row = f'name = "x"\npackages = ["tpu-core"]\nstatus = "{status}"\ntests = {tests}\n'
+    table.write_text(f"[[capability]]\n{row}")
+    with pytest.raises(ValueError, match=complaint):
+        capabilities()
+    table.write_text(
+        '[[capability]]\nname = "x"\npackages = ["tpu-core"]\nstatus = "works"\n'
+        'tests = ["integration/tests/test_docs.py"]\n'
+    )
+    assert [row.name for row in capabilities()] == ["x"]
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
