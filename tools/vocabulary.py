@@ -1,4 +1,5 @@
-"""Vocabulary check of sources and docs: coined terms, docstrings that begin with a question.
+"""Vocabulary check of sources and docs: coined terms, docstrings and entries of docstrings that
+begin with a question word.
 
 ``python tools/vocabulary.py`` prints each finding with the term to use and exits with status 1.
 Decision records and changelogs are history and are not checked. The terms are in
@@ -57,6 +58,16 @@ def questions(text: str) -> Iterator[tuple[int, str]]:
                 yield line, f"'{match[0]}' begins a docstring: begin with a noun or imperative verb"
 
 
+def entries(text: str) -> Iterator[tuple[int, str]]:
+    """Line and message of each entry of a docstring, ``name: text``, that begins with a question
+    word. An entry that says whether something holds is a flag's.
+    """
+    for match in re.finditer(r"^ +\w+(?:, \w+)*: ([A-Z]\w+)\b(?=[ ,])", text, re.MULTILINE):
+        if QUESTION.fullmatch(match[1]) and match[1] != "Whether":
+            line = text.count("\n", 0, match.start()) + 1
+            yield line, f"'{match[1]}' begins an entry: begin with a noun or imperative verb"
+
+
 def headings(text: str) -> Iterator[tuple[int, str]]:
     """Line and message of each heading of Markdown that begins with a question word."""
     for match in re.finditer(r"^#+ +(\w+)", text, re.MULTILINE):
@@ -75,7 +86,8 @@ def main() -> int:
         if any(part in name for part in HISTORY) or not path.is_file():
             continue
         text = path.read_text()
-        found = [*coined(text), *(questions if path.suffix == ".py" else headings)(text)]
+        checks = (questions, entries) if path.suffix == ".py" else (headings,)
+        found = [*coined(text), *(finding for check in checks for finding in check(text))]
         for line, message in sorted(found):
             print(f"{name}:{line}: {message}")
         count += len(found)

@@ -32,7 +32,7 @@ class BlockSparsity:
     are numbered with the block of queries last.
 
     Attributes:
-        batch, heads: How many entries the mask has for them: one for all, or one for each.
+        batch, heads: Sizes of these dims of the mask: 1 for all, or one entry for each.
         rows: Blocks of queries.
         size: Queries and keys of a block.
         shape: Of the scores, ``[B, H, M, N]``.
@@ -59,9 +59,9 @@ class BlockSparsity:
         """``[B, H, L, ...]`` as ``[rows or columns, B', H', block, ...]``.
 
         Args:
-            x: What is cut.
+            x: The array to cut.
             dim: 0 if ``L`` is queries, 1 if it is keys.
-            fill: What the last block is filled up with: a number, or the last element.
+            fill: Filling of the last block: a number, or the last element.
         """
         block = self.size[dim]
         count = math.ceil(x.shape[2] / block)
@@ -216,7 +216,7 @@ def backward(
         graphs, blocks, query, key, value, scale: As of `forward`.
         grad_out: Of its result.
         log_total: Its log of the sum, ``[B, H, M]``.
-        delta: What is taken off a probability's gradient, ``[B, H, M]``.
+        delta: Part of a probability's gradient to subtract, ``[B, H, M]``.
     """
     keys, values = blocks.tiles(key, 1), blocks.tiles(value, 1)
     wide = jnp.promote_types(query.dtype, np.float32)

@@ -29,7 +29,7 @@ class ScoreGraphs:
         call: The call.
         score_mod: Graph of a score, its four indices and ``score_buffers``.
         mask_mod: Graph of four indices and ``mask_buffers``.
-        score_buffers, mask_buffers: What they read beside.
+        score_buffers, mask_buffers: Tensors that they read beside.
         joint: Graph of ``score_mod``'s inputs, the score's gradient before the buffers; it returns
             their gradients.
     """

@@ -35,7 +35,7 @@ class Graph:
         made: For each output whether the program returns it.
         seeds: Words of the ops that draw random numbers.
         same: Calls of the form of an earlier one, with that one.
-        bounded: How sizes are computed in it, if they are.
+        bounded: The computation of its sizes, if they are computed.
         open: Its open sizes, for `tpu_core.extend.register_graph_op`.
         ops: Names of its ops, those of its subgraphs among them.
     """

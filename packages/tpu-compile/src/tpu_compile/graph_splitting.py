@@ -52,7 +52,7 @@ class _Loop:
     Attributes:
         node: Calls the loop.
         inputs: The tensors that it takes.
-        rounds: How many its program has room for.
+        rounds: Number of rounds that its program has room for.
         programs: By their number.
     """
 

@@ -135,7 +135,7 @@ class _Arguments:
 
     Args:
         first: A layer.
-        args: What it is called with, beside the hidden state.
+        args: Arguments of the call, beside the hidden state.
     """
 
     def __init__(self, first: nn.Module, args: Sequence[Any]) -> None:

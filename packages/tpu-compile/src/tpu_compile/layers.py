@@ -46,7 +46,7 @@ class Layer:
             gradients, or None for one.
         counts: Number of parameters, buffers and other arguments.
         written: Positions of the buffers that it writes.
-        kept: What ``backward`` reads: an input's position, or -1 for a result of ``forward``.
+        kept: Operands of ``backward``: an input's position, or -1 for a result of ``forward``.
         draws: Whether it draws random numbers.
     """
 

@@ -83,8 +83,8 @@ class Logits:
         hidden, weight, bias: Of the layer, as the program has them: tensors or nodes.
         sizes: Features and vocabulary.
         dtype: Of the layer's result.
-        steps: What was done to rows since.
-        divided: Where the logits were divided by a number, the number; a cap begins so.
+        steps: Reshapes and slices of the rows since.
+        divided: The number that the logits were divided by, if any; a cap begins so.
         bounded: Whether a tanh followed.
         softcap: The cap, 0 for none.
         chain: Keys of the tensors from the layer's result to this one.

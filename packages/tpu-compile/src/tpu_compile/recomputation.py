@@ -27,8 +27,8 @@ class Region:
 
     Attributes:
         nodes: Its ops, in the graph's order.
-        reads: What they read that was computed before the first of them.
-        gradients: What was computed before it and is read by ops that depend on them.
+        reads: Values that they read and that were computed before the first of them.
+        gradients: Values that were computed before it and are read by ops that depend on them.
     """
 
     nodes: list[Node]

@@ -117,7 +117,7 @@ class Seeds:
         """Four words a draw.
 
         Args:
-            device: Whose generator advances.
+            device: Device of the generator that advances.
             arguments: Of the graph; random states to draw from again are among them.
         """
         found: list[tuple[int, ...]] = []

@@ -23,8 +23,8 @@ class Dynamic:
     """A size that a graph leaves open.
 
     Attributes:
-        expression: What it is called in the graph's metadata: a symbol, as a rule.
-        origin: What it is called in the program: equal in a forward graph and its backward.
+        expression: Its name in the graph's metadata: a symbol, as a rule.
+        origin: Its name in the program: equal in a forward graph and its backward.
         low, high: Its range; `high` is None where the program sets no bound.
         varies: Whether the program says that it varies.
         number: Position among the graph's sizes, or None.
@@ -211,7 +211,7 @@ class Sizes:
 
         Args:
             inputs: Metadata of the body's inputs.
-            arguments: What it is called with.
+            arguments: Arguments of the call.
         """
         own: dict[Any, Any] = {}
         for value, given in zip(inputs, arguments, strict=True):

@@ -30,7 +30,7 @@ def layer_step(
     Args:
         layer: A layer.
         names: Of its parameters and buffers, in the order of the loop's values.
-        args: What every layer is called with, beside the hidden state.
+        args: Arguments of every layer, beside the hidden state.
     """
 
     def step(hidden: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

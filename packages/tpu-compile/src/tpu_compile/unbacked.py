@@ -40,7 +40,7 @@ class Check:
 
     Attributes:
         condition: A symbolic truth.
-        message: What PyTorch says where it does not hold.
+        message: Text of PyTorch's error where it does not hold.
         line: The user's line.
     """
 
@@ -66,7 +66,7 @@ class Bounded:
 
     Attributes:
         module: The whole, without checks; behind its results come the sizes, if there are checks.
-        checks: What must hold of the sizes.
+        checks: Conditions on the sizes.
         sizes: The sizes' symbols.
         limits: The largest value that the program allows of each.
         makers: The nodes whose results have the sizes.

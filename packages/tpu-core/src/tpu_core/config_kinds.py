@@ -22,7 +22,7 @@ class Kind:
     Attributes:
         name: Name of the type in the docs.
         parse: Text to value; raises `ValueError` for a value that is not valid.
-        valid: What is valid, for the error message and the docs.
+        valid: Valid values, for the error message and the docs.
     """
 
     name: str

@@ -14,7 +14,7 @@ class Documented:
     Attributes:
         code: Stable code such as ``"TPU1001"``; never reused for another meaning.
         docs_anchor: Anchor of the class on the errors page.
-        remedy: What to do next, where the place that raises has nothing more specific to say.
+        remedy: Advice, where the place that raises has nothing more specific to say.
     """
 
     code: ClassVar[str] = "TPU1000"
@@ -78,7 +78,7 @@ class TpuError(Documented, RuntimeError):
         what: One sentence that says what happened.
         values: Names and values that were involved, one line each.
         line: The user's line, ``"train.py:31"``.
-        remedy: What to do next; the class's own advice unless given.
+        remedy: Advice; the class's own unless given.
 
     Example:
         >>> raise ExecutionError("A program failed.", values={"op": "aten.add.Tensor"})

@@ -63,7 +63,7 @@ class HostCopies:
         """Wait for the copies from a device, or from all.
 
         Raises:
-            TpuError: What was to be copied could not be computed.
+            TpuError: The value to copy could not be computed.
         """
         with self._lock:
             devices = list(self._pending) if device is None else [device]

@@ -22,7 +22,7 @@ def to_host(array: Any, reason: str) -> torch.Tensor:
 
     Args:
         array: The array, a `jax.Array` or a `PaddedArray`.
-        reason: What reads it, such as ``"item"``.
+        reason: The reading call, such as ``"item"``.
     """
     try:
         host = pjrt.fetch(arrays.on_host(array))

@@ -67,7 +67,7 @@ class HostSyncs:
 
         Args:
             line: The user's line.
-            reason: What read it, such as ``"item"``.
+            reason: The reading call, such as ``"item"``.
             array: The value on the device.
         """
         # Fallbacks have a warning of their own, and a mode that waits for each op means to.

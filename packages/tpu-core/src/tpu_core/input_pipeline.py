@@ -45,8 +45,8 @@ class Measurement:
         """Count a batch.
 
         Args:
-            previous: When the loader had given the batch before.
-            entered, left: When it was asked for this one, and gave it.
+            previous: Time at which the loader gave the batch before.
+            entered, left: Times of the request for this one, and of its delivery.
             idle: Since when the device had nothing to run; None where it was busy all the time.
         """
         self.batches += 1

@@ -41,7 +41,7 @@ def from_jax(array: Any, device: Any = None) -> torch.Tensor:
 
     Args:
         array: A fully addressable array on one device.
-        device: Where the tensor shall be; the array's own ``tpu`` device unless given.
+        device: Device of the tensor; the array's own ``tpu`` device unless given.
 
     Raises:
         TypeError: The array's dtype has no counterpart in torch.

@@ -33,7 +33,7 @@ def warn_at(line: str | None, warning: Warning) -> None:
 
     Args:
         line: As the extension gives it: ``"/home/a/train.py:31 in step"``.
-        warning: What is shown.
+        warning: The warning to show.
     """
     place = re.fullmatch(r"(.+):(\d+) in .+", line or "")
     if place:

@@ -68,16 +68,16 @@ class CompileEvent:
 
     Attributes:
         seconds: Wall time of the compile or the load.
-        reason: Which op and argument was new, and against what:
+        reason: The op and argument that was new, and the earlier value:
             ``"aten.mm.default: self float32[8, 128] -> float32[8, 131]"``.
         source: ``"compiled"`` by XLA, compiled in the ``"background"`` while the segment ran op by
             op, or loaded from ``"disk"``.
         ops: Number of ops in the program.
         line: The user's line that led to it, ``"train.py:31"``.
         key: Key of the program in the cache.
-        cut: Why the recorded segment ended there: ``"optimizer step"``, ``"item"``, ...
+        cut: Reason of the end of the recorded segment: ``"optimizer step"``, ``"item"``, ...
         contents: The user's line and the name of each op, in order.
-        time: When it was ready, as of `time.time`.
+        time: Time at which it was ready, as of `time.time`.
     """
 
     seconds: float
@@ -136,7 +136,7 @@ class KernelChoice:
     Attributes:
         op: As in `tpu_kernels.using`.
         implementation: Its name.
-        why: Which rules of those that would be tried before it do not hold; empty where none would.
+        why: Rules that do not hold, of those that would be tried before it; empty where none would.
         line: The user's line.
     """
 

@@ -58,7 +58,7 @@ class Chips:
         pci: Generations of the TPU chips on the PCI bus, one item a chip.
         devices_per_chip: JAX devices of one chip.
         vm: Whether the environment is that of a TPU VM.
-        libtpu: Where libtpu was found, or None.
+        libtpu: Path of libtpu, or None.
     """
 
     device_files: tuple[str, ...]

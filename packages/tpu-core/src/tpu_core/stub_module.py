@@ -34,9 +34,9 @@ class _Refusal(types.ModuleType):
 
     Args:
         name: The module's name.
-        error: What is raised; it is an `AttributeError` as well, so that `hasattr` says no.
-        what: What happened.
-        remedy: What to do; the class's own advice unless given.
+        error: Class of the exception; it is an `AttributeError` as well, so that `hasattr` says no.
+        what: Text of the exception.
+        remedy: Advice; the class's own unless given.
     """
 
     def __init__(

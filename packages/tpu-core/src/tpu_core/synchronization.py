@@ -92,7 +92,7 @@ class Marker:
     """A recorded event: everything sent to the device before it.
 
     Attributes:
-        arrays: What the device computed last; None until a deferred event is requested, which
+        arrays: Last results of the device; None until a deferred event is requested, which
             then is at the end of what was recorded by that time.
     """
 

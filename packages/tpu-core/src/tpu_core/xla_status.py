@@ -52,11 +52,11 @@ def map_xla_error(
     """The typed error for an exception of JAX or jaxlib; raise it ``from exc``.
 
     Args:
-        exc: What jaxlib raised. A `TpuError` comes back as it is.
+        exc: The exception of jaxlib. A `TpuError` comes back as it is.
         op: Op or ops that were being compiled or run.
         line: The user's line, ``"train.py:31"``.
         shapes: Shapes and dtypes of the operands, shown as they print.
-        stage: What was going on, where the caller knows; else it is inferred from the text.
+        stage: The stage, where the caller knows it; else it is inferred from the text.
         limit: Bytes of memory the device has, for an out-of-memory error.
         live: Bytes held by live tensors, for an out-of-memory error.
 

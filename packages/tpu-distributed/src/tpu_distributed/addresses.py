@@ -38,7 +38,7 @@ def interface(size: int, environ: Mapping[str, str] = os.environ) -> str:
 
     Args:
         size: Number of processes that take part.
-        environ: What torchrun has set.
+        environ: Environment of torchrun.
     """
     local = int(environ.get("LOCAL_WORLD_SIZE") or 0)
     if local == int(environ.get("WORLD_SIZE") or 0) >= max(size, 1):

@@ -14,7 +14,7 @@ def bf16_compression_hook(
     PyTorch's own ``bf16_compress_hook`` is refused on devices other than CUDA and XPU.
 
     Args:
-        process_group: Whose ranks the average is over; the default group where None.
+        process_group: Group of the ranks to average over; the default group where None.
         bucket: Gradients of one dtype, which they keep.
 
     Returns:

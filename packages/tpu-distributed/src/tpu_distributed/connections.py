@@ -56,11 +56,11 @@ class Reduced(NamedTuple):
     Attributes:
         source: Its address.
         out: That of the result; it may be the same.
-        elements: How many.
+        elements: Number of elements.
         dtype: Theirs.
         op: ``"SUM"``, ``"PRODUCT"``, ``"MIN"`` or ``"MAX"``.
-        factor: What each rank multiplies with, before.
-        divisor: What the result is divided by.
+        factor: Number that each rank's elements are multiplied by first.
+        divisor: Number that the result is divided by.
     """
 
     source: int

@@ -133,7 +133,7 @@ class Task(Generic[T]):
     """A function as a job.
 
     Args:
-        function: What to call in its turn.
+        function: Function to call in its turn.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:

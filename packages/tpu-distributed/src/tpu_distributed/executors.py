@@ -84,7 +84,7 @@ class HostExecutor:
 
     Args:
         control: The group's connection.
-        reduction: What to do, which it `serves`.
+        reduction: Reduction, which it `serves`.
         like: A tensor of its size and dtype.
         take: Gives a program that does nothing, in its operand's memory.
         device: That of this process.

@@ -52,7 +52,7 @@ class Group:
     Args:
         control: Agrees with the other ranks.
         devices: JAX devices of the ranks.
-        whole: What its programs span where that is more than its devices.
+        whole: Span of its programs, if more than its devices.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Group:
 
         Args:
             kind: Of the collective.
-            error: What is raised.
+            error: The exception.
             timeout: Seconds to wait for the others.
         """
         with contextlib.suppress(CollectiveMismatchError):
@@ -307,9 +307,9 @@ class Group:
         """Wait until all ranks have come to something that no program does.
 
         Args:
-            call: What it is.
+            call: The call.
             timeout: Seconds to wait for the other ranks; the group's unless given.
-            payload: What to tell them meanwhile.
+            payload: Bytes for the others.
 
         Returns:
             Its record, and the payload of each rank where there are others.
@@ -334,7 +334,7 @@ class Group:
         """Run a collective, and return when the ranks have agreed.
 
         Args:
-            call: What all ranks must agree on.
+            call: Signature that all ranks must agree on.
             inputs: Values of the program's parameters.
             build: Writes the program; it is called once for each ``call``.
             written: Tensors that get the first results.

@@ -27,7 +27,7 @@ def exchange(
         key: Of this comparison alone.
         rank: Of this process.
         size: Number of processes.
-        ops: What this one runs.
+        ops: Ops of this rank.
     """
     store.set(f"{key}/{rank}", json.dumps(list(ops)))
     listed = {}

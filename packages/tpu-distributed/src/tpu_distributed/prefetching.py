@@ -60,7 +60,7 @@ def prefetch(
         loader: A `DataLoader`, or any iterable. Each iteration begins it anew. A batch is a tensor,
             a structure of them as of PyTorch's collate functions, or has a method ``to``; whatever
             else is in it stays as it is.
-        device: Where to.
+        device: Target device.
         depth: Batches that are there besides the one in use. They take memory of the device.
 
     Returns:

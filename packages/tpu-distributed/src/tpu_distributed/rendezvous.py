@@ -145,7 +145,7 @@ class Rendezvous:
         Args:
             record: Of what this rank wants.
             timeout: Seconds to wait; those of the group unless given.
-            payload: What to give to the others meanwhile: at most `payload_bytes`.
+            payload: Bytes for the others: at most `payload_bytes`.
 
         Returns:
             The payload of each rank, not to be written to; nothing where there is none.
@@ -197,7 +197,7 @@ class Rendezvous:
         Args:
             record: Of the program's first collective.
             fingerprints: Of the program and of the constants in it, 63 bits each; the first not 0.
-            ops: What to say of it where ranks differ, op by op.
+            ops: Text about it where ranks differ, op by op.
 
         Returns:
             In what the programs are the same. Where that is nothing, a warning has said so, and

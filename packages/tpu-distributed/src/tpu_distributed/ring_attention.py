@@ -25,7 +25,7 @@ class Step:
 
     Attributes:
         first: Its first row of queries.
-        end: Where the columns of keys end.
+        end: End of the columns of keys.
         is_causal: Whether a row sees the columns up to its own number alone.
     """
 
@@ -138,10 +138,10 @@ def backward(
         group: As there.
         plan: As there.
         inputs: This process's query, key and value.
-        results: What `forward` has returned.
+        results: Results of `forward`.
         grad_out: Gradient of the output.
         wanted: Whether the gradients of query, key and value are asked for.
-        sizes: What the op wants to be told of variable lengths.
+        sizes: Variable lengths that the op takes.
         dropout: As there.
         kwargs: As there.
 

@@ -69,7 +69,7 @@ class ProgramWriter:
 
     Args:
         size: Number of replicas that take part in each collective.
-        groups: Where there are more replicas, those of each collective, in order. What is said of
+        groups: Groups of each collective, in order, if there are more replicas. What is said of
             "all replicas" below, and of one by its number, is then of those in the same group.
         scatters: Whether a reduce-scatter is an op of its own; else each replica reduces the rows
             that all others sent it.
@@ -99,7 +99,7 @@ class ProgramWriter:
         """The program as text.
 
         Args:
-            results: What it returns.
+            results: Its results.
             takes: Whether each result takes the memory of the parameter of its number.
         """
         parameters = ", ".join(

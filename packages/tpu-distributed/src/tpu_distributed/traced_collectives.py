@@ -71,7 +71,7 @@ def record(
     """Record a collective.
 
     Args:
-        group: Whose ranks it is of.
+        group: Group of its ranks.
         what: The collective.
         inputs: Its operands.
         written: Tensors that get the first results.
@@ -126,7 +126,8 @@ class Stalls:
     CPU tensors say, and would run what it recorded only after that.
 
     Attributes:
-        seconds: How long a process may record nothing, or twice as long.
+        seconds: Time without a recorded op after which that happens, at the latest after
+            twice as much.
     """
 
     seconds = 10.0

@@ -22,7 +22,7 @@ class Visitors:
     Args:
         host: Address to listen on; empty for all interfaces.
         secret: Of the job.
-        expected: What each of them comes with, and the key that it gets in `wait`.
+        expected: Token that each of them presents, and the key that it gets in `wait`.
     """
 
     def __init__(self, host: str, secret: bytes, expected: Mapping[str, int]) -> None:

@@ -82,8 +82,8 @@ class Collective(CompletedWork):
         record: Of the call.
         control: Agrees with the other ranks.
         carrier: Carries it out.
-        operands: What it reads.
-        promises: What it writes, one for each of the first results of the program.
+        operands: Tensors that it reads.
+        promises: Tensors that it writes, one for each of the first results of the program.
         agrees: Whether the ranks are still to agree.
         timeout: Seconds to wait for them; the group's unless given.
     """
@@ -151,7 +151,7 @@ class Collective(CompletedWork):
         """Wait until the ranks have agreed and the device has its program, not for the results.
 
         Raises:
-            TpuError: Why it could not be sent. Where that was found before anything was, the
+            TpuError: It could not be sent. Where that was found before anything was, the
                 tensors have the values that they had before.
         """
         SENDER.wait(self)
@@ -192,7 +192,7 @@ class Sent(CompletedWork):
     Args:
         work: Of gloo.
         host: The memory that it is sent from, kept until it was sent.
-        tensor: What was sent.
+        tensor: The tensor that was sent.
         control: Names errors.
         record: Of the message.
     """

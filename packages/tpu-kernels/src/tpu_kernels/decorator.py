@@ -242,7 +242,7 @@ def jax_op(
         A `JaxOp`, to be called like the function.
 
     Raises:
-        JaxFunctionError: When called, where the function raises, leaks tracers, has side effects
+        JaxFunctionError: In a call, the function raises, leaks tracers, has side effects
             or returns what the annotations do not say.
         TypeError: ``name`` is no string, or the function's signature has no schema.
         ValueError: The name is not that of a new op.

@@ -42,7 +42,7 @@ def to_jax_function(module: nn.Module) -> tuple[Callable[..., Any], dict[str, ja
         module draws random numbers, ``key`` is a key of ``jax.random``.
 
     Raises:
-        UnsupportedOpError: When called, where an op has no lowering.
+        UnsupportedOpError: In a call, an op has no lowering.
         ValueError: The module draws random numbers, and no key was given.
 
     Example:

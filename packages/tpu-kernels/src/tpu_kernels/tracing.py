@@ -86,7 +86,7 @@ def trace(
         avals: Shapes and dtypes of its arguments.
         wide: Whether 64-bit types are on.
         origin: The user's function, whose closure and globals are searched for leaked tracers.
-        chip: What it is told if it asks for the chip; see `absent_chip`.
+        chip: Name of the chip for a function that asks for it; see `absent_chip`.
         settings: Of JAX, when the op was called.
 
     Raises:

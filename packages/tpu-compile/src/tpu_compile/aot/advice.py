@@ -32,7 +32,7 @@ def advise(
         graphs: The traced program and the scanned layers in it.
         inputs: The program's.
         outputs: Name, shape and dtype of those results that replace no input.
-        cost: What it costs.
+        cost: Its price.
         capacity: Bytes of HBM of a device.
     """
     lines = [*_float32(cost), *_head_dims(graphs), *_padding(inputs, capacity)]

@@ -56,7 +56,7 @@ def in_halves(value: jax.Array, spec: Spec) -> jax.Array:
 
     Args:
         value: The input.
-        spec: How it is divided.
+        spec: Its partition spec.
     """
     mesh = _mesh.get()
     if mesh is None or mesh.size == 1 or value.dtype not in (jnp.int64, jnp.uint64):

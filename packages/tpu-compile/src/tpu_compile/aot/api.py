@@ -48,7 +48,7 @@ def aot(
         mesh: Size of each axis; that of the model's DTensors, or one axis ``data`` over all devices
             by default. The sizes multiply to the number of devices: v2, v3, v4 and tpu7x have two a
             chip.
-        shardings: How parameters and buffers are divided: a mapping of patterns of names to an
+        shardings: Shardings of parameters and buffers: a mapping of patterns of names to an
             axis a dimension (``{"*.up.weight": ("model", None)}``) or to placements by axis
             (``{"*": {"data": Shard(0)}}``), or a function such as `fsdp`. DTensors bring their own.
             What no rule names is on every device. Optimizer state follows its parameters.

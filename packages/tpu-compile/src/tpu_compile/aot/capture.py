@@ -55,10 +55,10 @@ class Captured:
 
     Attributes:
         graph: Of functional overloads that have lowerings.
-        inputs: What each placeholder is.
+        inputs: Kind of each placeholder.
         outputs: Name of each result.
         aliases: For inputs that an output replaces (parameters, state), the output.
-        notes: What was decided, and why.
+        notes: Decisions and their reasons.
     """
 
     graph: GraphModule

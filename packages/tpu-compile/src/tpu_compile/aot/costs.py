@@ -41,10 +41,10 @@ class Collective:
     Attributes:
         kind: ``"all-reduce"``.
         group: Devices that take part in each.
-        count: How many run in a step.
+        count: Number of them in a step.
         bytes: Of their results on one device, in a step.
-        moved: What one device sends in a ring, bytes in a step.
-        module: Where most of the bytes come from.
+        moved: Bytes that one device sends in a ring in a step.
+        module: The module that most of the bytes come from.
     """
 
     kind: str
@@ -114,7 +114,7 @@ def analyse(module: Module, xla: Mapping[str, float]) -> Cost:
 
     Args:
         module: Its HLO.
-        xla: What XLA's cost analysis says.
+        xla: Figures of XLA's cost analysis.
     """
     products = list(_products(module))
     looped = sum(flops * times for flops, times, _, _ in products)

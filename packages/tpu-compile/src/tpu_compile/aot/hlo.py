@@ -32,7 +32,7 @@ class Shape:
         dtype: ``"bf16"``.
         dims: Its size.
         minor_to_major: Order of the dimensions in memory.
-        tile: What the minor dimensions are padded to multiples of.
+        tile: Sizes that the minor dimensions are padded to multiples of.
         space: Memory it is in: 0 is HBM, others are on the chip.
     """
 

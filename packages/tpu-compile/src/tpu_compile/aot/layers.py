@@ -78,7 +78,7 @@ def scanning(
     """The model with each run's layers in the place of its first, while it is traced.
 
     Args:
-        job, state, runs: What is traced.
+        job, state, runs: Parts of the traced program.
         own: The traced tensors, one a leaf.
         sharded: Gathers parameters.
 

@@ -27,7 +27,7 @@ class LeavingOutLogits(TorchFunctionMode):
 
     Attributes:
         axes: Those that divide each parameter, by identity.
-        notes: What was decided, and why.
+        notes: Decisions and their reasons.
     """
 
     def __init__(self, devices: int, batch: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ class FullyShard:
     Args:
         model: Any model.
         mesh: Size of each axis of the plan's mesh.
-        specs: How each parameter is divided, by name.
+        specs: Partition spec of each parameter, by name.
     """
 
     def __init__(self, model: Module, mesh: Mapping[str, int], specs: Mapping[str, Spec]) -> None:

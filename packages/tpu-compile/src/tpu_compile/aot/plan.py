@@ -57,9 +57,9 @@ class KernelUse:
 
     Attributes:
         op: As `tpu_kernels.using` names it.
-        implementation: Which one.
+        implementation: Name of the implementation.
         calls: In the program's text: what is in a loop counts once.
-        why: Why it is not the one that would be tried first, or empty.
+        why: Reason why it is not the one that would be tried first, or empty.
     """
 
     op: str
@@ -73,9 +73,9 @@ class Memory:
     """HBM of one device, bytes.
 
     Attributes:
-        capacity: What the chip has.
-        total: What the program needs.
-        arguments, outputs, aliased, temporaries, code: What ``total`` is made of; outputs that
+        capacity: Memory of the chip.
+        total: Memory that the program needs.
+        arguments, outputs, aliased, temporaries, code: Parts of ``total``; outputs that
             take the memory of arguments are ``aliased``. None where the program does not fit:
             libtpu then says the total alone.
         largest: Largest temporaries; not all live at once.
@@ -119,8 +119,8 @@ class Plan:
         mfu: Bound on the share of the devices' peak that they can reach.
         kernels: The implementations of ops that have several.
         scanned: Layers compiled as one: name and number.
-        notes: What was decided, and why.
-        advice: What would make it smaller or faster.
+        notes: Decisions and their reasons.
+        advice: Changes that would make it smaller or faster.
         seconds: Wall time of each stage.
         platform_version: Of libtpu.
         executable: Machine code, empty where the program does not fit.

@@ -70,7 +70,7 @@ class Resharding:
         Args:
             gathered: The parameter as its module uses it.
             part: The parameter as it is kept.
-            whole: How ``gathered`` is divided.
+            whole: Partition spec of ``gathered``.
             group: Those gathered at once in the backward pass.
         """
         self._gathers[id(gathered)] = _Gather(gathered, part.detach(), whole, group)

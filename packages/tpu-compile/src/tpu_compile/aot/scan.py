@@ -46,8 +46,8 @@ class LayerProgram:
         grads: Inputs of ``forward`` whose gradients ``backward`` returns; the layer's input first.
         constants: Number of inputs that are the same for all layers.
         is_recomputed: Whether ``backward`` runs the layer again.
-        carry_spec: How the activation is divided.
-        specs: How the parameters are, one each.
+        carry_spec: Partition spec of the activation.
+        specs: Partition specs of the parameters, one each.
     """
 
     key: str

@@ -75,7 +75,7 @@ def spec_of(name: str, tensor: torch.Tensor, rules: Rules, mesh: Mapping[str, in
     (``*`` and ``?`` of shells, or a compiled regular expression), else nothing is divided.
 
     Raises:
-        MeshError: What was found does not fit the mesh or the shape.
+        MeshError: The specs do not fit the mesh or the shape.
     """
     shape = tuple(tensor.shape)
     placements = getattr(tensor, "placements", None)

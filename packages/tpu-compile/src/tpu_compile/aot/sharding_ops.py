@@ -49,8 +49,8 @@ def divide(
 
     Args:
         x: Traced, any shape.
-        forward: How it is divided.
-        backward: How its gradient is; None leaves that to XLA.
+        forward: Its partition spec.
+        backward: Partition spec of its gradient; None leaves that to XLA.
     """
     _define()
     made: torch.Tensor = _Divide.apply(x, forward, backward)

@@ -40,7 +40,7 @@ class Leaf:
         kind: ``"parameter"``, ``"buffer"``, ``"optimizer state"``, ``"batch"`` or
             ``"random seed"``.
         shape, dtype: Of the whole tensor.
-        spec: How the mesh divides it.
+        spec: Its partition spec.
     """
 
     name: str
@@ -90,7 +90,7 @@ class ModelState:
         leaves: Of each leaf its `Leaf`.
         tensors: For each leaf the tensor (the first of a stack), with `Run` and name in the layer
             where it is stacked.
-        specs: How each parameter and buffer is divided, by its own name.
+        specs: Partition spec of each parameter and buffer, by its own name.
         owners: Leaf of each parameter and buffer, by its own name; tied ones share a leaf.
     """
 

@@ -30,7 +30,7 @@ class LoadedProgram:
     Each call is recorded as one op, so that it runs in one program with the ops around it.
 
     Attributes:
-        manifest: What ``manifest.json`` says.
+        manifest: Content of ``manifest.json``.
         weights: Its weights on the device, by name. A buffer that the program writes is updated.
     """
 
@@ -100,7 +100,7 @@ def load(path: str | Path, device: torch.device | str = "tpu") -> LoadedProgram:
 
     Args:
         path: The folder.
-        device: Where its weights go.
+        device: Device of its weights.
 
     Raises:
         ExportError: The folder was not written by `save`.

@@ -32,7 +32,7 @@ class JaxProgram:
     """An exported program as a function of arrays.
 
     Attributes:
-        manifest: What ``manifest.json`` says.
+        manifest: Content of ``manifest.json``.
         weights: The arrays before the inputs, in the manifest's order.
         exported: The program for JAX, to be called in other JAX functions.
 

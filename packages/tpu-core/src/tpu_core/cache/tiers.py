@@ -56,7 +56,7 @@ class TieredStore:
         """Upload entries that only the disk has, in the background.
 
         Args:
-            keys: Which entries to look at; those that the disk lacks are passed over.
+            keys: Keys of the entries; those that the disk lacks are passed over.
 
         Returns:
             Number of uploads that were begun.
@@ -85,7 +85,7 @@ def remembered_names(
     """Result of ``compute``, kept on this machine's disk.
 
     Args:
-        store: Where it is kept; None computes it.
+        store: Store to keep it in; None computes it.
         compute: Gives a list of names that only depends on ``key``.
         **key: What it depends on.
     """

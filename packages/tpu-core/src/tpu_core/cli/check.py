@@ -14,10 +14,10 @@ class Check:
 
     Attributes:
         section: Heading it stands under.
-        name: What was looked at.
-        value: What was found.
+        name: Subject of the check.
+        value: Result of the check.
         status: ``"broken"`` keeps the device from working, ``"warning"`` does not.
-        remedy: What to do, where the status is not ``"ok"``.
+        remedy: Advice, where the status is not ``"ok"``.
     """
 
     section: str

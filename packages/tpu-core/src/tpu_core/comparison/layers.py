@@ -22,7 +22,7 @@ class Call:
     Attributes:
         name: Its qualified name; empty for the module itself.
         module: The submodule.
-        args, kwargs: What it was called with; tensors are copies on the CPU in float64.
+        args, kwargs: Arguments of the call; tensors are copies on the CPU in float64.
         outputs: Its tensor results, on the device until `Calls.settle`.
         dtypes: Their dtypes.
         output_gradients: Gradients of the loss in its results, by position.

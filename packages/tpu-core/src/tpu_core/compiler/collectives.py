@@ -41,12 +41,12 @@ def obtain(
     Args:
         runtime: The running device; one of ``devices`` is its own.
         devices: JAX devices, of which device ``i`` is replica ``i`` of the program.
-        name: What it does, with shapes and dtypes: ``"all_reduce sum float32[4]"``.
+        name: Its name, with shapes and dtypes: ``"all_reduce sum float32[4]"``.
         module: Gives its StableHLO.
         outputs: Shape and dtype of each result.
         what: A text that says what the module computes, where that is known without the module.
         contents: (line, name) of each of its ops; one of the name unless given.
-        cut: Why it ends where it does.
+        cut: Reason of its end.
 
     Raises:
         CompilationError: XLA refused it.

@@ -95,7 +95,7 @@ def require_compiling_allowed(reason: str, ops: int, line: str | None) -> None:
     """Raise `RecompilationError` inside ``torch.tpu.no_recompile()``.
 
     Args:
-        reason: What is new.
+        reason: The difference from earlier programs.
         ops: Number of ops in the program.
         line: The user's line.
     """
@@ -140,8 +140,8 @@ class ProgramBuilder:
             exported: The segment, from the extension.
             arrays: Its inputs, where it is about to run.
             pads: Whether it may run on padded arrays.
-            missing: Where it may run op by op while its program is made: those of its ops that no
-                program in memory runs by itself, as (key of that program, node).
+            missing: Ops that no program in memory runs by itself, as (key of that program, node);
+                None where the segment may not run op by op while its program is made.
 
         Returns:
             The program; None where the segment is to run op by op.
@@ -245,11 +245,11 @@ class ProgramBuilder:
         """An executable from the disk cache, else compiled from what ``lower`` gives.
 
         Args:
-            s: What it is for.
+            s: The segment to run.
             key: Its key in the cache.
             lower: Gives its StableHLO.
             outputs: Shape and dtype of each result.
-            reason: Why it is wanted.
+            reason: Reason of the request.
             check: Called with a new one; what it raises keeps it out of the cache.
         """
         device = self._client.devices[s.device]

@@ -51,8 +51,8 @@ class PromotionPolicy:
 
         Args:
             wanted, used: The buckets of each size.
-            programs: How many the family has. Beyond a few each has to be earned by twice the waste
-                of the one before: the buckets of several sizes have many combinations.
+            programs: Number of programs of the family. Beyond a few each has to be earned by twice
+                the waste of the one before: the buckets of several sizes have many combinations.
 
         Example:
             >>> PromotionPolicy().outgrew((64,), (128,))

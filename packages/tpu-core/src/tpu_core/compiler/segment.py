@@ -80,7 +80,7 @@ class Segment:
     Attributes:
         key: Process-stable hex key of ops, geometry, liveness and donation.
         device: Index of the device.
-        cut: Why it ended.
+        cut: Reason of its end.
         nodes, slots, numbers: Its contents.
         live: Slots whose values are read later: the program's outputs.
         donated: Input slots that nothing else holds: their memory may be reused.

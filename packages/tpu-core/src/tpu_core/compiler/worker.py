@@ -39,7 +39,7 @@ class Result:
     Attributes:
         payload: The serialized executable, or None where there is none.
         seconds: Wall time of lowering and compiling.
-        error: What went wrong.
+        error: The exception.
         is_lost: The process ended without an answer, each time it was asked.
     """
 

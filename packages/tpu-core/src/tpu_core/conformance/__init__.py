@@ -23,14 +23,14 @@ class Requirement:
 
     Attributes:
         id: Letter of the group and number, ``"A5"``.
-        feature: What it is about, in a few words.
-        requirement: What must hold.
+        feature: Subject, in a few words.
+        requirement: The requirement.
         priority: ``P0``: common programs break without it; ``P1``: expected; ``P2``: nice to have.
         status: Whether it is there.
         names: Attributes that ``torch.tpu`` must have.
         check: Name of the function in ``tests/device_contract`` that checks the behaviour; of
             another package, what does so in its tests.
-        note: What to do instead, where it is not there.
+        note: Advice, where it is not there.
         package: Has it.
     """
 

@@ -207,7 +207,7 @@ def _record_memory_history(
     Args:
         enabled: ``"all"``: keep the events; ``"state"``: what is allocated alone; None: stop, and
             drop what was recorded.
-        context: Which stacks are kept: of what is allocated (``"state"``), of allocations
+        context: Choice of the stacks to keep: of what is allocated (``"state"``), of allocations
             (``"alloc"``, the same here), of frees too (``"all"``), or none (None).
         stacks: Stacks are of Python frames in either case. In a backward pass they begin with the
             line of the forward op.

@@ -97,14 +97,14 @@ def ring_all_reduce(
 
     Args:
         source, out: Addresses of ``elements`` numbers each; they may be equal.
-        elements: How many.
+        elements: Number of elements.
         dtype: Of a number.
         op: ``"sum"``, ``"min"``, ...
-        factor: What this process' numbers are multiplied by first.
-        divisor: What the results are divided by.
+        factor: Number that this process' elements are multiplied by first.
+        divisor: Number that the results are divided by.
         rank, size: Of this process in the ring, and of the ring.
         next, previous: File descriptors of connections to the neighbours.
-        seconds: How long to wait for a neighbour.
+        seconds: Longest wait for a neighbour.
 
     Raises:
         TimeoutError: A neighbour does not answer.
@@ -125,7 +125,7 @@ def note_kernel(op: str, implementation: str, why: str = "", line: str | None = 
     Args:
         op: Name of the kernel, as `tpu_kernels.using` takes it.
         implementation: The one that was chosen.
-        why: Why it is none of those that are tried before it.
+        why: Reason why it is none of those that are tried before it.
         line: The user's line.
 
     Example:
@@ -141,7 +141,7 @@ class Artifacts:
 
     Args:
         name: Of the logger, which ``TORCH_LOGS`` turns on.
-        description: What it shows.
+        description: Text that ``TORCH_LOGS=help`` shows.
 
     Attributes:
         logger: The logger; it is at ``logging.DEBUG`` where ``TORCH_LOGS`` names it.

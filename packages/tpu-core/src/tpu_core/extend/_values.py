@@ -41,7 +41,7 @@ class DeviceValue:
         """The device array; what it depends on is sent to the device, and not waited for.
 
         Args:
-            reason: Why recording ends here, for `torch.tpu.compile_report`: ``"prefetch"``.
+            reason: Reason of the segment's end, for `torch.tpu.compile_report`: ``"prefetch"``.
 
         Raises:
             TpuError: The program that computes it cannot be compiled.
@@ -72,7 +72,7 @@ def flush(device: int, reason: str) -> None:
 
     Args:
         device: Index of the device; -1 for all.
-        reason: Why, for `torch.tpu.compile_report`.
+        reason: Reason, for `torch.tpu.compile_report`.
 
     Example:
         >>> flush(-1, "collective")

@@ -193,9 +193,9 @@ def out_of_range(
 
     Args:
         index: Integers.
-        low, high: What is in range.
+        low, high: Bounds of the range.
         error: The error, from the element.
-        counted: Where an element counts; everywhere unless given.
+        counted: Mask of the elements that count; all unless given.
         wraps: Whether ``high`` elements below are in range, too; ``low`` is 0 then.
     """
     if index.size == 0:

@@ -76,10 +76,10 @@ def gather_slices(
     """``x`` indexed by integer tensors in ``dims``; the broadcast index's dims go to ``position``.
 
     Args:
-        x: What is read.
+        x: The array to read.
         dims: Dimensions indexed, ascending.
         index: One tensor a dimension, from `to_index`.
-        position: Where the index's dimensions stand in the result.
+        position: Position of the index's dimensions in the result.
     """
     start = _stack_index(index)
     batch = start.ndim - 1

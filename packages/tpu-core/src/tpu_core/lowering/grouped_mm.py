@@ -165,11 +165,11 @@ def _by_blocks(
     """Go through the rows of each group in blocks of one length.
 
     Args:
-        rows: How many there are.
+        rows: Number of rows.
         sizes: Rows of each group.
         step: Called with group, first row of a block, which of its rows are the group's own and
             new, and what the last step returned.
-        start: What the first step is given.
+        start: Operand of the first step.
     """
     length = min(_BLOCK, rows)
     ends = jnp.cumsum(sizes, dtype=np.int32)

@@ -77,7 +77,7 @@ class Kernel(Protocol):
         Args:
             overload: The op.
             args, kwargs: As the lowering would be called.
-            target: What for.
+            target: The target of the choice.
             choice: The implementation that the user named, or None.
         """
 
@@ -88,8 +88,8 @@ class KernelSelection:
 
     Attributes:
         kernel: Name of the op.
-        implementation: Which one.
-        why: Why it is not one that would be tried before it; empty where none would be.
+        implementation: Name of the implementation.
+        why: Reason why it is not one that would be tried before it; empty where none would be.
 
     Example:
         >>> KernelSelection("attention", "plain", "the heads are not multiples of 8").note()
@@ -203,7 +203,7 @@ def implementation(
 
     Args:
         entry: The op's lowering.
-        args, kwargs: What it would be called with.
+        args, kwargs: Arguments of the call.
     """
     point = _offered().get(entry.op)
     if point is None:

@@ -22,7 +22,7 @@ def scope_name(products: int, passes: int = 1) -> str:
 
     Args:
         products: Floating point operations of its matrix products.
-        passes: How often each passes the matrix unit: 6 for an exact product of float32.
+        passes: Passes of each through the matrix unit: 6 for an exact product of float32.
 
     Example:
         >>> with jax.named_scope(scope_name(2 * m * n * k)):

@@ -26,7 +26,7 @@ def _recurrence(x: Array, n: Array, first: Array, step: Step) -> Array:
     """The polynomial of degree ``n``, from 1 and ``first`` on; 0 where ``n`` is negative.
 
     Args:
-        x: Where it is evaluated.
+        x: Points of the evaluation.
         n: Degrees, whole numbers.
         first: The polynomial of degree 1.
         step: The polynomial of degree ``k + 1`` from x, those of degrees ``k`` and ``k - 1``, and

@@ -149,9 +149,9 @@ def rnn_layer(
     """One direction of a layer.
 
     Args:
-        gates: What the input adds to the gates at each time step, (T, N, gates).
+        gates: Addends of the gates at each time step, from the input, (T, N, gates).
         hx, cx: Hidden state, and for ``kind="lstm"`` cell state, (N, H).
-        weight, bias: What the hidden state is multiplied by, and what is added to that.
+        weight, bias: Factor of the hidden state, and addend of the product.
         kind: ``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``.
         reverse: Go from the last time step to the first.
 

@@ -51,16 +51,16 @@ class BucketedProgram:
     """Recordings of one program that differ in sizes.
 
     Args:
-        outlines: What a segment's ops have inside.
-        tensors: How many of the integers, the first ones, are of tensors.
+        outlines: Sub-programs of a segment's ops.
+        tensors: Number of the integers, the first ones, that are of tensors.
 
     Attributes:
         recordings: The first ones, each of other sizes.
-        problem: Why it could not run on padded arrays when that was last tried, or None.
-        refusal: Why that is not tried any more, or None.
-        fit: How sizes follow from each other, once there are two recordings.
-        programs: What serves it, by bucket of each symbol.
-        recurring: Which of its sizes are to have programs of their own.
+        problem: Reason why it could not run on padded arrays when that was last tried, or None.
+        refusal: Reason why that is not tried any more, or None.
+        fit: Relations of the sizes, once there are two recordings.
+        programs: Programs by bucket of each symbol.
+        recurring: Sizes that are to have programs of their own.
     """
 
     def __init__(self, outlines: SegmentSignatures, tensors: int) -> None:
@@ -93,10 +93,10 @@ class BucketedProgram:
         """A family of recordings that were made up.
 
         Args:
-            told: What is known of their sizes.
+            told: Declared sizes.
             recordings: Those of ``told.segments``.
-            outlines: What a segment's ops have inside.
-            tensors: How many of the integers, the first ones, are of tensors.
+            outlines: Sub-programs of a segment's ops.
+            tensors: Number of the integers, the first ones, that are of tensors.
         """
         family = cls(outlines, tensors)
         columns = list(zip(*(r.integers for r in recordings)))

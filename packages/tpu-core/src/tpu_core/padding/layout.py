@@ -75,7 +75,7 @@ class Space:
 
     Args:
         actual: The symbols' values, run-time scalars.
-        buckets: What each is padded to.
+        buckets: Padded size of each.
     """
 
     def __init__(self, actual: Sequence[jax.Array], buckets: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ class _Body:
     """A function of the trace, called inside a JAX loop with padded arrays of fixed layouts.
 
     Args:
-        context: What rules need.
+        context: Context of the rules.
         traces: The function, one a recording.
         consts: Its first operands, which are the same in each call.
         layouts: The layouts of its other operands.

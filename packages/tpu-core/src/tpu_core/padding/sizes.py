@@ -78,7 +78,7 @@ class Known:
     Attributes:
         constant: The number, where it is always the same.
         size: The size.
-        numerator: What is divided by the size; None where the number is the size itself.
+        numerator: The number that the size divides; None where the number is the size itself.
         rounding: Relative error of the quotient, as its dtype rounds.
     """
 
@@ -110,11 +110,11 @@ class Fit:
     Args:
         recordings: For each recording its integers, in one order.
         first: Positions of integers that are symbols whatever comes before them.
-        tensors: How many of the integers, the first ones, are of tensors: sizes, strides, offsets.
-            Those may vary; any other must follow from them.
+        tensors: Number of the integers, the first ones, that are of tensors: sizes, strides and
+            offsets. Those may vary; any other must follow from them.
 
     Attributes:
-        problem: Why the recordings are no program of several sizes, or None.
+        problem: Reason why the recordings are no program of several sizes, or None.
         symbols: For each symbol the position of the integer that defines it.
         values: For each recording the values of the symbols.
         sizes: For each position its `Size`.

@@ -47,7 +47,7 @@ class DynamicSize:
     """A size that a graph leaves open.
 
     Attributes:
-        origin: What is equal in graphs that share the size.
+        origin: Identity: equal in graphs that share the size.
         low, high: Its range; `high` is None where there is no bound.
         varies: Whether it is expected to vary; one that is not stays as it is.
         operands, results: The dims that have it.

@@ -35,7 +35,7 @@ def abstract_mesh(axes: Mapping[str, int], kind: str | None = None) -> AbstractM
 
     Args:
         axes: Size of each axis.
-        kind: What it says of its chips, as of `chip`.
+        kind: The name of its chips, as of `chip`.
 
     Example:
         >>> abstract_mesh({"data": 4, "model": 2}, "TPU v5e").size

@@ -43,7 +43,7 @@ class World:
     Attributes:
         name: The same in all of them, and of no other world.
         rank: Number of this process.
-        size: How many there are.
+        size: Number of processes.
 
     Example:
         >>> World.current()

@@ -62,7 +62,7 @@ def connect(
     Args:
         address: Host and port.
         secret: Of the job.
-        subject: What the connection is for; the server knows what to expect.
+        subject: Purpose of the connection; the server knows its own.
         deadline: Until when, on the clock of `time.monotonic`. A server that drops connections,
             as it does where it has too many, is asked again until then.
 
@@ -160,7 +160,7 @@ class Door:
         admit: Called with each connection that has proved itself, and its subject.
         log: Called with a line for each one that is dropped.
         selector: That of the owner, whose entries have functions of the event mask as data.
-        room: How many may be on trial at the same time; the oldest makes way for the next.
+        room: Largest number on trial at the same time; the oldest makes way for the next.
 
     Example:
         >>> door = PeerDoor(listen_for_peers(""), secret, expected.__contains__, admit, selector)

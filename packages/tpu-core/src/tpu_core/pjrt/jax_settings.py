@@ -26,7 +26,7 @@ class JaxSettings(NamedTuple):
         default_matmul_precision: Of products that name none.
         numpy_dtype_promotion: ``"standard"`` or ``"strict"``.
         default_prng_impl: Generator of new random keys.
-        threefry_partitionable: Which random numbers a key of it gives.
+        threefry_partitionable: Choice of the random numbers that a key gives.
 
     Example:
         >>> with JaxSettings(enable_x64=True).applied():

@@ -26,11 +26,11 @@ class Fault:
 
     Attributes:
         name: Short name, also that of its canary.
-        what: What goes wrong, in one sentence.
+        what: The fault, in one sentence.
         package: The distribution that has it, ``"jaxlib"`` or ``"libtpu"``.
         versions: The releases that have it, as pins.
         platform: The platform that shows it.
-        avoided_by: What avoids it, or None where nothing does.
+        avoided_by: The option that avoids it, or None where nothing does.
         issues: Upstream reports, as ``"owner/repository#number"``.
         options: Compile options that avoid it.
         has_canary: Whether a small program shows it.

@@ -103,7 +103,7 @@ class Profile:
         """The rows, and the tracks that they are on.
 
         Args:
-            raw: What the extension noted.
+            raw: Records of the extension.
         """
         from tpu_core.metrics import METRICS
         from tpu_core.profiler import host_rows

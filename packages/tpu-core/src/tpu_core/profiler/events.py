@@ -55,7 +55,7 @@ class Launch:
 
     Attributes:
         program: Its `tpu_core.compiler.programs.Program`.
-        cut: Why its segment ended.
+        cut: Reason of the end of its segment.
         start, end: Of the host's call, nanoseconds since the epoch.
         device, thread, correlation: As of `HostOp`.
         ops: In the order of the segment.

@@ -58,7 +58,7 @@ def trace(
     open them is printed. The files are written where the block raises, too.
 
     Args:
-        folder: Where to; the files lie in ``plugins/profile/<run>`` of it, as TensorBoard wants.
+        folder: Target folder; the files lie in ``plugins/profile/<run>``, as TensorBoard wants.
         record_shapes: Record the shapes of the inputs of ops.
         profile_memory: Record memory as it is allocated and freed.
         with_stack: Record the Python stack of ops.

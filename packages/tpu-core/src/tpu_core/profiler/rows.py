@@ -23,7 +23,7 @@ class Row:
     """A row of the profile.
 
     Attributes:
-        kind: What it shows.
+        kind: Kind of activity.
         name: Its name.
         start, end: Nanoseconds since the epoch.
         device: Index of the device, or the process for a row of the host's.

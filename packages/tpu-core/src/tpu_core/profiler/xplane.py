@@ -17,7 +17,7 @@ def plane(name: str, rows: Sequence[Row], tracks: Mapping[int, str], start: int)
 
     Args:
         name: Its name.
-        rows: What it shows.
+        rows: Rows to show.
         tracks: Names of the tracks that the rows are on; each is a line.
         start: Time at which the trace began, nanoseconds since the epoch.
     """

@@ -30,7 +30,7 @@ class LoweringCompute:
 
     Args:
         entry: The lowering.
-        out: What its results are, see `call_lowering`.
+        out: Avals of its results, see `call_lowering`.
         contiguous: Whether each ``Tensor`` argument is.
     """
 
@@ -84,7 +84,7 @@ class GraphCompute:
     Args:
         op: The functional overload.
         args: Its arguments, with meta tensors for tensors.
-        out: What its results are, see `call_lowering`.
+        out: Avals of its results, see `call_lowering`.
 
     Raises:
         UndecomposedOp: The decomposition has an overload without a lowering.
@@ -236,7 +236,7 @@ class GraphEvaluator(ABC):
             entry: The overload's lowering.
             values: Values of the nodes before.
             key: Of a random op.
-            size: What a size in the node's metadata comes to.
+            size: Value of a size in the node's metadata.
         """
         op: Any = node.target
         args = torch.fx.node.map_arg(node.args, values.__getitem__)
@@ -330,7 +330,7 @@ def avals(meta: Any, size: Callable[[Any], int]) -> Any:
 
     Args:
         meta: A fake tensor or a list of them.
-        size: What a size comes to.
+        size: Value of a size.
 
     Example:
         >>> avals(node.meta["val"], int)

@@ -161,8 +161,8 @@ class MetaReplicas:
     operand must not be resized.
 
     Args:
-        device: Where the twins are.
-        fill: What all elements of new storages are.
+        device: Device of the replicas.
+        fill: Value of all elements of new storages.
     """
 
     def __init__(self, device: str, fill: int = 0) -> None:

@@ -186,7 +186,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
 
     Raises:
         Refused: PyTorch refuses these arguments on the CPU too, whose words users know.
-        Exception: What the meta function raises for an op that the CPU does not have.
+        Exception: The meta function refuses an op that the CPU does not have.
     """
     schema = op._schema.arguments
     with _disable_current_modes(), torch.no_grad():

@@ -65,8 +65,8 @@ class NodePlan:
         template: Flat list of the functional overload's arguments as (name, keyword-only, value),
             where a value holds `Operand`, `Number`, `Repeated` and `Blank` in place of tensors and
             numbers.
-        reads: How each operand is read.
-        writes: How each written tensor is written, and the dtype it has.
+        reads: Access of each operand.
+        writes: Access and dtype of each written tensor.
         compute: Functional computation over (positional, keywords, key).
         order: For each node output (new tensors, then writes) the index of its flattened result.
         random: Whether the last four numbers are the seed and offset words.

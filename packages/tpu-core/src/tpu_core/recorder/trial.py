@@ -30,7 +30,7 @@ def lowers(node: NodePlan, packs: Sequence[int]) -> bool:
     """Return whether the lowering of a node takes operands of its shapes and dtypes.
 
     Args:
-        node: What is to be recorded.
+        node: The op to record.
         packs: Index of the pack of each of its numbers.
     """
     if node.compute.is_local:  # a JAX function of the user's: traced when it runs

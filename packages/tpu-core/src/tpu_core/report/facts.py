@@ -49,11 +49,11 @@ class Facts:
         programs: In the order in which they were made.
         causes: Of programs that are not the first of their ops, the costliest first.
         fallbacks: Ops that ran on the CPU, the slowest first.
-        kernels: Which implementation of an op was chosen for a program, and how often, as it came.
+        kernels: Implementations of ops that were chosen for programs, and how often, as they came.
         syncs: (reason, line, count) of waits for the device, the most frequent first.
         peaks: The most memory of each device, by line, where memory history is recorded.
         runs_counted: Whether the runs of each program are known.
-        time: When they were collected, as of `time.time`.
+        time: Time of the collection, as of `time.time`.
     """
 
     totals: list[tuple[str, str]]

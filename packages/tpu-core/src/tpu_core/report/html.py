@@ -18,7 +18,7 @@ def template(package: str, name: str, **filters: Callable[[Any], str]) -> Templa
     Args:
         package: Name of the package, ``"tpu_core.report"``.
         name: Of the file.
-        filters: What it calls as ``{{ value | name }}``.
+        filters: Functions of ``{{ value | name }}``.
 
     Returns:
         The template. It escapes text, and raises for a name that it is not given.

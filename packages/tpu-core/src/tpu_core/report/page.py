@@ -53,7 +53,7 @@ def render(facts: Facts, whole_page: bool) -> str:
     """The page.
 
     Args:
-        facts: What it shows.
+        facts: Facts to show.
         whole_page: A document for a browser, else a part of one for a notebook.
     """
     programs = _programs(facts)

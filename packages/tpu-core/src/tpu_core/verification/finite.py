@@ -34,7 +34,7 @@ def error_of_call(
         name: The op.
         line: The user's line.
         result: One of its results, on the CPU.
-        call: What it was called with, where that is known.
+        call: The call, where that is known.
 
     Returns:
         None where the result is finite, or infinite as the arguments are.
@@ -100,7 +100,7 @@ def error_of_segment(
     """The error of a program's run whose outputs are not finite.
 
     Args:
-        segment: What the program was made for.
+        segment: The segment that the program was made for.
         inputs: Values of its input slots before the run, on the CPU.
         numbers: Its numbers in the run.
         found: Its outputs, on the CPU.

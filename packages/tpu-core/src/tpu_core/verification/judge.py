@@ -41,8 +41,8 @@ class Difference:
         slot: Its slot in the segment.
         index: The element that is farthest off.
         expected, found: That element, op by op and of the program.
-        off: How far off it is.
-        allowed: How far it may be.
+        off: Largest difference.
+        allowed: Largest difference that is allowed.
         elements: Number of elements that are too far off.
     """
 
@@ -64,10 +64,10 @@ def difference(
     """The first result of a program that lies too far from that of its ops, or None.
 
     Args:
-        segment: What the program computes.
+        segment: The segment that the program computes.
         inputs: Its inputs, on the CPU.
         numbers: Its numbers.
-        results: What it gave for the live slots.
+        results: Its results for the live slots.
     """
     expected = replay(segment, inputs, numbers)
     if all(torch.equal(e, r) for e, r in zip(expected, results, strict=True)):

@@ -43,7 +43,7 @@ def replay(
     """The results of a segment.
 
     Args:
-        segment: What was recorded.
+        segment: The recorded segment.
         inputs: The values of its input slots, on the CPU; they stay as they are.
         numbers: Its numbers in this run.
         change: Applied to each result of an op, such as one that rounds otherwise.

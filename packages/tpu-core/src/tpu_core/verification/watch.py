@@ -29,7 +29,7 @@ def watch(program: Program, segment: Segment, device: Any, drop: Callable[[str],
 
     Args:
         program: The program.
-        segment: What it was made for.
+        segment: The segment that it was made for.
         device: Its device.
         drop: Takes the program of a key out of the cache.
 

@@ -41,13 +41,13 @@ class Record:
         group: Name of the group.
         ranks: Ranks of the group, as the default group numbers them.
         sequence: Number of the collective in its group, from 1; None of a message.
-        call: What was called, on what.
+        call: Name and operands of the call.
         line: The user's line, ``"train.py:31"``.
         state: ``"called"``: waits for other ranks. ``"issued"``: they agree, and the device has the
             program. ``"done"``: the device has computed it, or a later one. ``"failed"``.
-        called: When, in seconds since 1970.
-        issued: When, or None.
-        done: When that was first seen, or None.
+        called: Time of the call, in seconds since 1970.
+        issued: Time of its issue, or None.
+        done: Time at which it was first seen to be done, or None.
         error: First line of what was raised.
     """
 
@@ -174,9 +174,9 @@ class FlightRecorder:
         """Write the records to a file, for ``tpu flights``.
 
         Args:
-            folder: Where to; a folder of this run in ``TPU_FLIGHT_DIR`` unless given. All ranks
-                must use the same one, or their files be brought together later.
-            reason: Why, in a few words.
+            folder: Target folder, the same on all ranks unless their files are brought together
+                later; a folder of this run in ``TPU_FLIGHT_DIR`` unless given.
+            reason: Reason, in a few words.
 
         Returns:
             The file, ``rank-<rank>.json``, which replaces that of an earlier dump.

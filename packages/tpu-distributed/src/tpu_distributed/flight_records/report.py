@@ -26,7 +26,7 @@ class Dump:
     Attributes:
         rank: In the default group.
         size: Of the default group.
-        reason: Why it was written.
+        reason: Reason of the report.
         dropped: Number of records that are older than those that were kept.
         records: As `FlightRecorder.records` gives them.
     """
@@ -82,7 +82,7 @@ def table(dumps: Sequence[Dump], last: int) -> Table:
 
     Args:
         dumps: Of all ranks.
-        last: How many numbers of each group to show.
+        last: Number of entries to show of each group.
     """
     shown = Table("group", "#", "call", "ranks", "state", "waited", "line", box=None)
     for name, ranks in _groups(dumps):

@@ -41,11 +41,11 @@ class Implementation:
 
     Attributes:
         name: As in `tpu_kernels.using`.
-        summary: What it is, for the docs.
-        platforms: Where it is chosen by itself; empty stands for all. Named by the user, it runs
-            everywhere, kernels by the interpreter.
-        dtypes: What it computes with; empty stands for all.
-        rules: What else it asks.
+        summary: Summary for the docs.
+        platforms: Platforms that choose it by themselves; empty stands for all. Named by the
+            user, it runs everywhere, kernels by the interpreter.
+        dtypes: Dtypes of its operands; empty stands for all.
+        rules: Further conditions on a call.
         functions: For each overload the function to call in place of its lowering. An overload
             that is absent keeps its lowering.
     """
@@ -100,7 +100,7 @@ class Op:
 
         Args:
             arguments: The call's.
-            target: What the program is lowered for.
+            target: Target of the lowering.
             choice: The implementation that the user named, or None.
 
         Raises:

@@ -32,7 +32,7 @@ def dividing(
 
     Args:
         axes: Of a mesh.
-        count: What is to be divided.
+        count: Number to divide.
         sizes: Of the axes.
         takes: Whether so much can be on a device.
     """
@@ -57,11 +57,11 @@ def on_parts(
 
     Args:
         function: Gives an array like the first operand.
-        plain: What gives the same in XLA's ops, while it is asked how operands are divided.
+        plain: Function of XLA ops with the same result, for tracing the shardings of operands.
         operands: The queries, then pages, then what has no heads.
         of_heads: For each operand the dimension of its heads, or None.
         of_sequences: For each the dimension of sequences that have nothing to do with each other.
-        key_heads: How many there are.
+        key_heads: Number of heads of the keys.
         takes: Whether the function takes so many of them.
     """
     division = target().division

@@ -42,7 +42,7 @@ def using(**implementations: str) -> AbstractContextManager[None]:
 
     Raises:
         ValueError: There is no such op or implementation.
-        KernelRuleError: Where the op is computed: the implementation does not take the arguments.
+        KernelRuleError: The implementation does not take the arguments; raised at the op.
 
     Example:
         >>> with tpu_kernels.using(attention="plain"):

@@ -41,7 +41,7 @@ def find(op: str, kind: str | None, shape: str) -> Costs:
     Args:
         op: As in `tpu_kernels.using`.
         kind: Generation of the chips as `Target.kind` has it, ``"TPU v5e"``.
-        shape: What the costs depend on, as the op writes it: ``"bfloat16/128/128"``.
+        shape: Key of the costs, as the op writes it: ``"bfloat16/128/128"``.
     """
     return {} if kind is None else _read().get((op, plain(kind), shape), {})
 

@@ -38,9 +38,9 @@ class Scores:
     """Terms of the scores beside query and key.
 
     Attributes:
-        blocks: How they are cut.
-        scale: What they are multiplied by.
-        dropout: What is dropped of the probabilities.
+        blocks: Sizes of the blocks.
+        scale: Factor of the scores.
+        dropout: Dropout of the probabilities.
     """
 
     blocks: BlockGrid

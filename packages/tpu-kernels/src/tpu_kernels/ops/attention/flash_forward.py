@@ -101,7 +101,7 @@ def by_rows(blocks: BlockGrid, group: int) -> tuple[Index, Index, Index]:
 
     Args:
         blocks: Of the scores.
-        group: How many heads of the queries share one of the keys.
+        group: Number of heads of the queries that share one of the keys.
     """
 
     def of_rows(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
@@ -137,7 +137,7 @@ def forward(
         seed: Key of the dropout, two numbers of 32 bits; None without one.
         blocks: Of the scores.
         scale: Of the scores.
-        dropout: What is dropped.
+        dropout: Dropout of the probabilities.
 
     Returns:
         The result, and the logarithms of the rows' sums of exponentials, ``(batch, heads, 1,

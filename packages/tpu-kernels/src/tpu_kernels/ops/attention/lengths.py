@@ -32,7 +32,7 @@ def scores(
         operands: Query, key, value, and a bias or None.
         is_causal: Whether a query meets keys up to its own place only.
         scale: Of the scores; None for the default.
-        dropout: What is dropped.
+        dropout: Dropout of the probabilities.
     """
     query, key, value, bias = operands[:4]
     blocks = choice.blocks(

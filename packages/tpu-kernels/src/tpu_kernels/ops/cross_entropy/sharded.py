@@ -27,7 +27,7 @@ def forward(function: Callable[..., Any], hidden: jax.Array, *rest: Any) -> Any:
     Args:
         function: As `tpu_kernels.ops.cross_entropy.loops.forward`.
         hidden: ``(tokens, features)``.
-        rest: What follows.
+        rest: The remaining arguments.
     """
     division = target().division
     if division is None:

@@ -17,7 +17,7 @@ class GroupedArguments:
 
     Attributes:
         left, right: Shapes of the operands.
-        groups: How many there are.
+        groups: Number of groups.
         dtype: Of both; ``"mixed"`` where they differ.
     """
 

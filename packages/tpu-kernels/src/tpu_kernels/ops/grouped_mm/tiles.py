@@ -25,7 +25,7 @@ def tiles(rows: int, k: int, n: int, groups: int, size: int) -> tuple[int, int, 
 
     Args:
         rows, k, n: Sizes; the rows are in groups.
-        groups: How many.
+        groups: Number of groups.
         size: Bytes of an element.
     """
     tile = rows_of_tile(rows, groups)
