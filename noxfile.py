@@ -3,7 +3,8 @@
 torch is large, so the sessions do not get an environment each: they share one, ``.nox/env``, which
 the first of them creates. It gets torch first and alone, then the tools a session needs, then the
 packages of this repository (editable, built against that torch). What is already there and
-unchanged is not installed again.
+unchanged is not installed again. The unit tests of a package run in an environment of their own
+that links what the package and its tests declare from the shared one, and lacks everything else.
 
 ``TPU_TEST_PYTHON``, ``TPU_TEST_TORCH`` and ``TPU_TEST_JAX`` name other versions, as in
 ``TPU_TEST_PYTHON=3.13 nox -s tests``; each combination has an environment of its own. ``nox -s
@@ -105,14 +106,18 @@ def interpreter(s: nox.Session) -> str:
 
 
 def python(
-    s: nox.Session, *args: str | Path, env: dict[str, str] | None = None, **options: Any
+    s: nox.Session,
+    *args: str | Path,
+    env: dict[str, str] | None = None,
+    environment: Path = ENV,
+    **options: Any,
 ) -> None:
-    """Run the shared environment's Python, its scripts first on PATH."""
-    path = f"{ENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    """Run an environment's Python, its scripts first on PATH."""
+    path = f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     s.run(
-        str(ENV / "bin" / "python"),
+        str(environment / "bin" / "python"),
         *map(str, args),
-        env={"PATH": path, "VIRTUAL_ENV": str(ENV), **(env or {})},
+        env={"PATH": path, "VIRTUAL_ENV": str(environment), **(env or {})},
         external=True,
         **options,
     )
@@ -186,16 +191,27 @@ def step_typecheck(s: nox.Session) -> None:
     python(s, "-m", "mypy")
 
 
-def pytest(s: nox.Session, *args: str | Path, workers: int = 0, may_be_empty: bool = False) -> None:
+def pytest(
+    s: nox.Session,
+    *args: str | Path,
+    workers: int = 0,
+    may_be_empty: bool = False,
+    environment: Path = ENV,
+) -> None:
     """Run pytest, in ``workers`` processes if not 0: two at most, as each compiles on its own."""
     parallel = ("-n", str(workers)) if workers else ("-p", "no:xdist")
     env = {"OMP_NUM_THREADS": "1"} if workers else {}
     codes = [0, 5] if may_be_empty or s.posargs else [0]  # 5: no test selected
-    python(s, "-m", "pytest", *parallel, *args, *s.posargs, env=env, success_codes=codes)
+    command = ("-m", "pytest", *parallel, *args, *s.posargs)
+    python(s, *command, env=env, environment=environment, success_codes=codes)
 
 
 def step_unit(s: nox.Session, package: str, *args: str) -> None:
-    pytest(s, f"packages/{package}/tests", "-m", "not slow", *args, workers=2)
+    """Tests of a package in an environment that has the package and what it declares."""
+    environment = ENV.with_name(f"{ENV.name}-{package}")
+    python(s, "tools/isolated.py", package, environment)
+    tests = f"packages/{package}/tests"
+    pytest(s, tests, "-m", "not slow", *args, workers=2, environment=environment)
 
 
 def step_build(s: nox.Session, *args: str) -> None:
