@@ -323,3 +323,73 @@ def test_exit_while_daemon_threads_train(end, device):
     how, expected = ENDS[end]
     result = run(f"{textwrap.dedent(code.replace('DEVICE', device))}\n{how}\n", timeout=200)
     assert (result.returncode, result.stderr) == (expected, "")
+
+
+def test_a_tensor_sent_to_another_process_is_refused():
+    out = clean("""
+        import concurrent.futures, multiprocessing, queue, torch
+        import torch.multiprocessing as mp
+        from tpu_core.errors import ProcessSharingError
+
+        def shown(name, function):
+            try:
+                print(name, function())
+            except ProcessSharingError as error:
+                print(name, ".cpu()" in str(error), "float32[2, 3]" in str(error))
+
+        x = torch.ones(2, 3, device="tpu")
+        fork = multiprocessing.get_context("fork")
+        reader, writer = mp.Pipe()
+        shown("pipe", lambda: writer.send([x]))
+        shown("simple queue", lambda: mp.SimpleQueue().put({"a": x}))
+        shown("parameter", lambda: writer.send(torch.nn.Parameter(x)))
+        shown("module", lambda: writer.send(torch.nn.Linear(3, 2, device="tpu")))
+        for sent in (x, [1, {"a": x}], torch.nn.Linear(3, 2, bias=False, device="tpu")):
+            q = mp.Queue()
+            q.put(sent)  # its thread pickles
+            q.put(2)
+            shown("queue", lambda: q.get(timeout=30))
+            shown("next", lambda: q.get(timeout=30))
+        shown("view of a storage", lambda: writer.send(x.untyped_storage()))
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=fork) as pool:
+            shown("pool", lambda: pool.submit(id, x).result(30))
+            shown("pool", lambda: pool.submit(abs, -3).result(30))
+
+        # On the CPU all goes as before.
+        q.put((x.cpu(), torch.nn.Parameter(torch.zeros(1)), torch.ones(2).untyped_storage()))
+        tensor, parameter, storage = q.get(timeout=30)
+        print(tensor.sum().item(), tensor.is_shared(), type(parameter).__name__, len(storage))
+    """)
+    assert out.splitlines() == [
+        "pipe True True",
+        "simple queue True True",
+        "parameter True True",
+        "module True True",
+        *["queue True True", "next 2"] * 3,
+        "view of a storage True False",
+        "pool True True",
+        "pool 3",
+        "6.0 True Parameter 8",
+    ]
+
+
+def test_tensors_of_data_loader_workers_are_refused():
+    out = clean("""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        from tpu_core.errors import ProcessSharingError
+
+        class Data(Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                return {"x": torch.full((2,), float(i), device="tpu")}
+
+        # Workers that start the device themselves; pinning starts it in this process.
+        for pin in (False, True):
+            try:
+                list(DataLoader(Data(), num_workers=1, pin_memory=pin, timeout=90))
+            except ProcessSharingError as error:
+                print("float32[1, 2]" in str(error), "Workers of a DataLoader" in str(error))
+    """)
+    assert out == "True True\n" * 2

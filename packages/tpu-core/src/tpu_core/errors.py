@@ -132,6 +132,34 @@ class ForkedProcessError(TpuError):
     )
 
 
+class ProcessSharingError(TpuError):
+    """A tensor of the device was put on its way to another process.
+
+    **How it happens.** Memory of the device belongs to the process that made it. A tensor in a
+    `multiprocessing` queue or pipe, in the arguments of a process that is spawned, or in what a
+    `DataLoader` worker returns, cannot be read on the other side. Pipes, `SimpleQueue` and
+    `Process.start()` raise in the sender. `Queue.put()` only hands the object to a thread, which
+    pickles it later: the error is sent in its place, and `get()` raises it in the reader, or the
+    `DataLoader` in the loop over its batches.
+
+    ```python
+    queue = torch.multiprocessing.Queue()
+    queue.put(loss)         # a tensor on 'tpu': the reader's get() raises
+    queue.put(loss.cpu())   # or loss.item(), or loss.cpu().numpy()
+    ```
+
+    **How to fix it.** Send `tensor.cpu()`, a number, or a NumPy array, and move it in the reader
+    with `.to("tpu")`. Workers of a `DataLoader` return CPU tensors; move the batch in the main
+    process. Between the ranks of a job use `torch.distributed`.
+    """
+
+    code = "TPU1020"
+    remedy = (
+        'Send tensor.cpu() or a NumPy array and move it in the reader with .to("tpu"). Workers of '
+        "a DataLoader return CPU tensors; the main process moves the batch."
+    )
+
+
 class UnsupportedOpError(TpuError, NotImplementedError):
     """No route leads from this op to the device.
 

@@ -96,7 +96,15 @@ def _start() -> Runtime:
     platforms.resolve()  # raises where there is no device, before anything slow is imported
     versions.require_jax()  # jax's own message, if there is one, names no way out
 
-    from tpu_core import checkpointing, input_pipeline, logs, lowering, memory_limit, recurrent
+    from tpu_core import (
+        checkpointing,
+        input_pipeline,
+        logs,
+        lowering,
+        memory_limit,
+        multiprocessing_reductions,
+        recurrent,
+    )
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler import programs
     from tpu_core.device import layouts
@@ -133,6 +141,7 @@ def _start() -> Runtime:
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
     input_pipeline.watch()
+    multiprocessing_reductions.register()
     checkpointing.watch()
     recurrent.register()
     layouts.register_others()
