@@ -19,11 +19,12 @@ from torch.fx import GraphModule, Node
 from tpu_compile import flex_attention
 from tpu_compile.rng import Derived, Draws, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.extend import fold_in
+from tpu_core.extend import BodyChecks, fold_in
 
 _HOPS = torch.ops.higher_order
 
 Results = tuple[Any, ...]
+_State = tuple[Any, Results, Results, Any]  # of a loop: round, values, kept values, word of checks
 
 
 class Evaluator(Protocol):
@@ -92,12 +93,16 @@ def _cond(
     key = call.key()
     if isinstance(pred, (bool, int)):
         return call.run(if_true if pred else if_false, operands, key)
-    result: Results = lax.cond(
+    checks = BodyChecks()
+    word = checks.start()
+    word, result = lax.cond(
         _truth(pred),
-        lambda: call.run(if_true, operands, key),
-        lambda: call.run(if_false, operands, key),
+        lambda: checks.run(word, lambda: call.run(if_true, operands, key)),
+        lambda: checks.run(word, lambda: call.run(if_false, operands, key), 1),
     )
-    return result
+    checks.report(word)
+    found: Results = result
+    return found
 
 
 def _while_loop(
@@ -119,20 +124,26 @@ def _rounds(
     kept: Results = (),
 ) -> tuple[Any, Results, Results]:
     """Number of rounds, what they carry at the end, and ``kept`` with what each round carried."""
-    key = call.key()
+    key, checks = call.key(), BodyChecks()
 
-    def goes_on(state: tuple[Any, Results, Results]) -> Any:
+    def goes_on(state: _State) -> Any:
         (truth,) = call.run(test, (*state[1], *others), key, state[0])
         return _truth(truth)
 
-    def step(state: tuple[Any, Results, Results]) -> tuple[Any, Results, Results]:
-        number, values, kept = state
-        results = call.run(body, (*values, *others), key, number)
+    def step(state: _State) -> _State:
+        number, values, kept, word = state
+        word, results = checks.run(
+            word, lambda: call.run(body, (*values, *others), key, number)
+        )
         results = tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
         kept = tuple(k.at[number].set(r, mode="drop") for k, r in zip(kept, results))
-        return number + 1, results, kept
+        return number + 1, results, kept, word
 
-    return lax.while_loop(goes_on, step, (np.uint32(0), start, kept))
+    number, values, kept, word = lax.while_loop(
+        goes_on, step, (np.uint32(0), start, kept, checks.start())
+    )
+    checks.report(word)
+    return number, values, kept
 
 
 def _scan(
@@ -142,14 +153,19 @@ def _scan(
     xs: Sequence[Any],
     others: Sequence[Any] = (),
 ) -> Results:
-    key, count = call.key(), len(init)
+    key, count, checks = call.key(), len(init), BodyChecks()
 
-    def step(carry: Results, item: tuple[Any, Results]) -> tuple[Results, Results]:
-        results = call.run(combine, (*carry, *item[1], *others), key, item[0])
-        return results[:count], results[count:]
+    def step(state: Any, item: tuple[Any, Results]) -> Any:
+        word, carry = state
+        word, results = checks.run(
+            word, lambda: call.run(combine, (*carry, *item[1], *others), key, item[0])
+        )
+        return (word, results[:count]), results[count:]
 
     rounds = jnp.arange(xs[0].shape[0], dtype=np.uint32)
-    carry, ys = lax.scan(step, tuple(map(_as_array, init)), (rounds, tuple(xs)))
+    start = checks.start(), tuple(map(_as_array, init))
+    (word, carry), ys = lax.scan(step, start, (rounds, tuple(xs)))
+    checks.report(word)
     return *carry, *ys
 
 

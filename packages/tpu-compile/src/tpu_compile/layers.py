@@ -28,7 +28,7 @@ from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.rng import NUMBER, Derived, Draws, Words, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.extend import fold_in, hide_lines_of, register
+from tpu_core.extend import BodyChecks, fold_in, hide_lines_of, register, register_checked_op
 
 Tensor = torch.Tensor
 
@@ -216,6 +216,7 @@ def define() -> None:
     _libraries.append(library)
     register("tpu_compile.layers_forward.default", _forward, identity=_identity)
     register("tpu_compile.layers_backward.default", _backward, identity=_identity)
+    register_checked_op("tpu_compile.layers_forward.default")
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library
@@ -302,15 +303,22 @@ def _forward(
     of_params, of_buffers, _ = program.counts
     sizes = Sizes({})
 
-    def step(hidden: jax.Array, item: Any) -> tuple[jax.Array, list[jax.Array]]:
+    checks = BodyChecks()
+
+    def step(carry: Any, item: Any) -> Any:
+        word, hidden = carry
         round_, own, state = item
         arguments = [hidden, *own, *state, *others]
-        found = call(program.forward, arguments, sizes, _draws(key, round_))
+        word, found = checks.run(
+            word, lambda: call(program.forward, arguments, sizes, _draws(key, round_))
+        )
         new = [found[1 + i] for i in program.written]
-        return found[0], [*new, *found[1 + of_buffers :]]
+        return (word, found[0]), [*new, *found[1 + of_buffers :]]
 
     stacks = _stack(params, of_params), _stack(buffers, of_buffers)
-    last, results = lax.scan(step, x, (jnp.arange(count, dtype=np.uint32), *stacks))
+    rounds = jnp.arange(count, dtype=np.uint32)
+    (word, last), results = lax.scan(step, (checks.start(), x), (rounds, *stacks))
+    checks.report(word)
     written = len(program.written)
     return [last, *(a for r in results[:written] for a in _part(r)), *results[written:]]
 

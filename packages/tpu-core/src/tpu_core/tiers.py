@@ -27,7 +27,8 @@ def choose(client: Any) -> None:
     # What other processes hold is not in this one's memory.
     processes = {d.process_index for d in client.backend.devices()}
     on_host = client.platform.name == "cpu" and len(processes) == 1
-    # TPU_DEBUG_NANS checks the runs of programs.
+    # TPU_DEBUG_NANS checks the runs of programs, and needs the inputs of one that is to blame.
+    _C.set_donates(not config().debug_nans)
     name = config().tiers if on_host and not config().debug_nans else "compiled"
     _C.set_tiers(NUMBERS[name])
     _C.set_patience(config().tier_patience)

@@ -178,7 +178,7 @@ class ProgramBuilder:
     def _watched(self, program: Program, s: Segment) -> Program:
         from tpu_core.verification import watch
 
-        return watch(program, s, self._client.devices[s.device], self._drop)
+        return watch(program, s, self._client, self._drop)
 
     def _drop(self, key: str) -> None:
         """Take a program out of the cache of this machine."""

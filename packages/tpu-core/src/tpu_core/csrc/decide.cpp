@@ -3,6 +3,7 @@
 #include "threads.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <unordered_map>
 
@@ -120,11 +121,13 @@ int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots) {
 
 namespace {
 
+std::atomic<bool> g_donates{true};
+
 // All but the program.
 Cut ends_of(const Segment& s) {
   Cut c;
   c.inputs.reserve(s.slots.size());
-  const bool keep = mode().inspect != nullptr;  // an inspection looks at the inputs, too
+  const bool keep = mode().inspect || !g_donates;  // an inspection looks at the inputs, too
   for (uint32_t i = 0; i < s.slots.size(); ++i) {
     auto& v = s.slots[i];
     const bool only_here = v.use_count() == 1;
@@ -153,6 +156,8 @@ void choose_widest(const Segment& s, Cut& c, const std::vector<Program*>& progra
 }
 
 }  // namespace
+
+void set_donates(bool donates) { g_donates = donates; }
 
 Cut decide(Segment& s) {
   Cut c = ends_of(s);

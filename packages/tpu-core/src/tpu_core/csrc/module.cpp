@@ -299,6 +299,7 @@ PYBIND11_MODULE(_C, m) {
   register_ring(m);
   register_profiler(m);
   m.def("set_checks", &set_checks);
+  m.def("set_donates", &set_donates);
   m.def("checks", &checks);
   m.def("launches", &launches);
   m.def("raise_checks", [](int device, uint64_t launch) {

@@ -45,6 +45,8 @@ struct Cut {
   std::shared_ptr<const Failure> failed;  // of an input
 };
 Cut decide(Segment& s);
+// Whether inputs that nothing else holds lend their memory to outputs; they are gone after the run then.
+void set_donates(bool donates);
 // The same for a segment of one op that is a piece of another: whatever program runs it, else one that
 // serves whatever is alive.
 Cut decide_piece(Segment& s);

@@ -146,6 +146,9 @@ __all__ = [
     "synchronize",
 ]
 
+# Imported at their first use.
+_MODULES = ("nvtx", "profiler")
+
 
 def _install() -> None:
     from tpu_core.device.install import install
@@ -160,7 +163,7 @@ def _contributed() -> dict[str, EntryPoint]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_contributed(), "eager_mode", "profiler"})
+    return sorted({*__all__, *_contributed(), *_MODULES, "eager_mode"})
 
 
 def __getattr__(name: str) -> Any:
@@ -170,8 +173,8 @@ def __getattr__(name: str) -> Any:
         from tpu_core import modes
 
         return modes.active().name
-    if name == "profiler":
-        return importlib.import_module("tpu_core.device.profiler")
+    if name in _MODULES:
+        return importlib.import_module(f"tpu_core.device.{name}")
     if name.startswith("__"):
         raise AttributeError(name)
     if not name.startswith("_") and (contributed := _contributed().get(name)) is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tpu_core.compiler.segment import Segment as Segment
     from tpu_core.compiler.spanning import register_spanning as register_spanning
     from tpu_core.device.settings import implementations as using_implementations
+    from tpu_core.extend._graphs import register_checked_op as register_checked_op
     from tpu_core.extend._graphs import register_graph_op as register_graph_op
     from tpu_core.extend._ops import call_through as call_through
     from tpu_core.extend._ops import find_lowering as find_lowering
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tpu_core.import_hooks import when_imported as when_imported
     from tpu_core.interop import from_jax as from_jax
     from tpu_core.lowering import load as load_lowerings
+    from tpu_core.lowering.checks import BodyChecks as BodyChecks
     from tpu_core.lowering.dtypes import cast as cast
     from tpu_core.lowering.dtypes import to_numpy_dtype as to_numpy_dtype
     from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS as DROPPED_ARGUMENTS
@@ -139,6 +141,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "GraphEvaluator": "recorder.compute",
         "run_graph": "recorder.compute",
         "avals": "recorder.compute",
+        "BodyChecks": "lowering.checks",
+        "register_checked_op": "extend._graphs",
         "register_graph_op": "extend._graphs",
         "DynamicSize": "padding.synthetic",
         "Dim": "padding.synthetic",

@@ -117,24 +117,32 @@ def has_check(op: str, level: int) -> bool:
 class Findings:
     """Results of the checks of one node while it is traced.
 
+    Args:
+        level: At which level to check.
+
     Attributes:
-        found: The op and what may be wrong with it, in order.
+        level: The same.
+        found: The op, the shapes of its tensors, and what may be wrong with it, in order.
     """
 
     def __init__(self, level: int) -> None:
-        self._level, self._trace = level, current_trace()
+        self.level, self._trace = level, current_trace()
         self.found: list[tuple[str, list[Any], Finding]] = []
 
     def add(self, op: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Check a call, unless it is inside a loop or branch: nothing there can be an output."""
+        """Check a call, unless it is inside a loop that has no `BodyChecks`."""
         entry = CHECKS[op]
-        if entry.level > self._level or current_trace() is not self._trace:
+        if entry.level > self.level or not self.is_here():
             return
         tensors = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)]
         avals = [jax.typeof(x) for x in tensors]
         if entry.takes_result:
             kwargs = {**kwargs, "result": result}
         self.found += [(op, avals, finding) for finding in entry.fn(*args, **kwargs)]
+
+    def is_here(self) -> bool:
+        """True if values of the trace in progress can be outputs of the node."""
+        return current_trace() is self._trace
 
     def word(self) -> jax.Array:
         """The word of the node: its first check that failed."""
@@ -157,6 +165,61 @@ def checking(level: int) -> Iterator[Findings]:
         yield findings
     finally:
         _current.reset(token)
+
+
+class BodyChecks:
+    """Checks inside the bodies of one loop, or the branches of one conditional.
+
+    No value from inside is an output of the program, so the word goes round with what the loop
+    carries, and what it says becomes findings of the trace around it.
+
+    Example:
+        >>> checks = BodyChecks()
+        >>> def step(state, x):
+        ...     return checks.run(state[0], lambda: body(state[1], x))
+        >>> word, last = lax.fori_loop(0, 8, lambda i, s: step(s, i), (checks.start(), first))
+        >>> checks.report(word)
+    """
+
+    def __init__(self) -> None:
+        findings = _current.get()
+        self._outer = findings if findings is not None and findings.is_here() else None
+        self._found: dict[int, list[tuple[str, list[Any], Finding]]] = {}
+
+    def start(self) -> jax.Array | None:
+        """The word before the first round; None, which holds no array, where nothing is checked."""
+        return None if self._outer is None else jnp.zeros(WORD.shape, WORD.dtype)
+
+    def run(
+        self, word: jax.Array | None, body: Callable[[], Any], place: int = 0
+    ) -> tuple[jax.Array | None, Any]:
+        """The word after a body, and the body's results.
+
+        Args:
+            word: The word before it.
+            body: Calls lowerings.
+            place: Number of the body among those of a conditional.
+        """
+        if self._outer is None or word is None:
+            return None, body()
+        with checking(self._outer.level) as findings:
+            results = body()
+        self._found[place] = findings.found  # of the last trace, where JAX makes several
+        if not findings.found:
+            return word, results
+        new = findings.word()
+        if place:
+            new = jnp.where(new[:1] != 0, new + np.array([place << _NODE_SHIFT, 0]), new)
+        return jnp.where(word[:1] != 0, word, new), results
+
+    def report(self, word: jax.Array | None) -> None:
+        """Have the program say what the word after the last round says."""
+        if self._outer is None or word is None:
+            return
+        for place, found in self._found.items():
+            for i, (op, avals, inner) in enumerate(found, 1):
+                bad = word[0] == np.int64((place << _NODE_SHIFT) + i)
+                self._outer.found.append((op, avals, Finding(bad, word[1], inner.error)))
 
 
 def note(op: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:

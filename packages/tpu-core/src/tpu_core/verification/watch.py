@@ -16,21 +16,23 @@ from tpu_core.errors import VerificationError
 from tpu_core.metrics import METRICS
 from tpu_core.padding.arrays import exact, on_host
 from tpu_core.pjrt import client as pjrt
+from tpu_core.verification.all_finite import all_finite
 from tpu_core.verification.finite import error_of_segment
 from tpu_core.verification.judge import Difference, difference
-from tpu_core.verification.statistics import non_finite
 
 if TYPE_CHECKING:
     from tpu_core.compiler.programs import Program
 
 
-def watch(program: Program, segment: Segment, device: Any, drop: Callable[[str], None]) -> Program:
+def watch(
+    program: Program, segment: Segment, client: pjrt.Client, drop: Callable[[str], None]
+) -> Program:
     """A program whose runs are judged as ``TPU_VERIFY`` says.
 
     Args:
         program: The program.
         segment: The segment that it was made for.
-        device: Its device.
+        client: The client that runs it.
         drop: Takes the program of a key out of the cache.
 
     Returns:
@@ -38,19 +40,20 @@ def watch(program: Program, segment: Segment, device: Any, drop: Callable[[str],
     """
     which, _, every = config().verify.partition(":")
     if config().debug_nans:
-        checked = _CheckedForNaN(program, segment, device)
+        checked = _CheckedForNaN(program, segment, client)
         program = replace(program, execute=checked, handlers=None)
     if which == "off":
         return program
-    judged = _Judged(program, segment, device, drop, int(every or 0))
+    judged = _Judged(program, segment, client, drop, int(every or 0))
     return replace(program, execute=judged, handlers=None)
 
 
 class _Runs:
     """Runs of a program beside the segment that it was made for."""
 
-    def __init__(self, program: Program, segment: Segment, device: Any) -> None:
-        self._program, self._device = program, device
+    def __init__(self, program: Program, segment: Segment, client: pjrt.Client) -> None:
+        self._program, self._client = program, client
+        self._device = client.devices[segment.device]
         mask = program.compiled_in
         if mask is not None:
             numbers = [
@@ -75,16 +78,15 @@ class _CheckedForNaN(_Runs):
         segment = self._segment
         if segment is None or modes.active().inspect is not None:  # Debug mode checks each op
             return self._run(arguments)
-        slots = segment.inputs()
-        # The run may take the memory of these.
-        donated = {i: _fetch(a) for i, a in zip(slots, arguments) if i in segment.donated}
         results = self._run(arguments)
         if results is None:
             return None
         METRICS.debug_check()
-        if all(_is_finite(r) for r in results):
+        if all_finite(results, segment.device, self._client):
             return results
-        inputs = [donated[i] if i in donated else _fetch(a) for i, a in zip(slots, arguments)]
+        # None was donated (`tpu_core.tiers.choose`).
+        slots = segment.inputs()
+        inputs = [_fetch(a) for a in arguments[: len(slots)]]
         numbers = _numbers(segment, arguments[len(slots) :])
         error = error_of_segment(segment, inputs, numbers, [_fetch(r) for r in results])
         if error is not None:
@@ -103,11 +105,11 @@ class _Judged(_Runs):
         self,
         program: Program,
         segment: Segment,
-        device: Any,
+        client: pjrt.Client,
         drop: Callable[[str], None],
         every: int,
     ) -> None:
-        super().__init__(program, segment, device)
+        super().__init__(program, segment, client)
         self._drop, self._every = drop, every
         self._runs = 0
 
@@ -138,11 +140,6 @@ class _Judged(_Runs):
 def _fetch(array: Any) -> torch.Tensor:
     """A copy on the host, which later runs leave as it is."""
     return pjrt.fetch(on_host(array)).clone()
-
-
-def _is_finite(array: Any) -> bool:
-    host = pjrt.fetch(on_host(array))
-    return not any(non_finite(host))
 
 
 def _numbers(segment: Segment, packs: Sequence[Any]) -> list[float | int]:
