@@ -227,3 +227,28 @@ def test_after_promotion_to_programs(restless: None):
 def test_words_that_are_not_on_the_host():
     words = [jnp.array([0, 0]), PaddedArray(jnp.array([[3, 7, 0]])[0], (2,))]
     assert checked.read(words) == [(0, 0), (3, 7)]
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_an_error_that_no_read_raised_is_warned_of_at_exit(mode: str):
+    result = interpreter.run(
+        """
+        import torch
+
+        w = torch.zeros(5, device="tpu", requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        for k in (2, 3, 7, 4):
+            optimizer.zero_grad()
+            loss = w[torch.tensor([1, k]).to("tpu")].sum()
+            loss.backward()
+            optimizer.step()
+            if k == 2:
+                print(loss.item())
+        """,
+        TPU_TIERS="compiled",
+        TPU_EAGER_MODE=mode,
+    )
+    assert (result.returncode, result.stdout) == (0, "0.0\n")
+    assert "UnreadErrorWarning" in result.stderr
+    assert "IndexError: index 7 is out of bounds for dimension 0 with size 5" in result.stderr
+    assert "in aten.index.Tensor(float32[5], int64[2]) at <string>:8" in result.stderr

@@ -564,3 +564,27 @@ class BackgroundCompileWarning(TpuWarning):
         "If memory is short, set TPU_SEGMENT_OPS lower. TPU_COMPILE=blocking compiles in the "
         "training process."
     )
+
+
+class UnreadErrorWarning(TpuWarning):
+    """The process ends, and a program found an error that no read was left to raise.
+
+    **How it happens.** A compiled program that finds an index out of range goes on, and the next
+    read of the device raises the error. After the last read of a process there is none. What the
+    programs have found by then is warned of at the exit, with the op and the line; the process'
+    exit status stays as it was. Ops that were recorded and never ran have found nothing.
+
+    ```python
+    for step in range(100):
+        loss = train_step()
+        if step % 10 == 0:
+            print(loss.item())   # raises what the steps before found
+    # steps 91 to 99 were not looked at: the warning comes here
+    ```
+
+    **How to fix it.** Mend the line that the warning names. To have it raised, read a result or
+    call `torch.tpu.synchronize()` after the last step. `TPU_CHECKS=off` has no checks.
+    """
+
+    code = "TPU1021"
+    remedy = "Call torch.tpu.synchronize() after the last step: it raises such an error."

@@ -98,6 +98,7 @@ def _start() -> Runtime:
 
     from tpu_core import (
         checkpointing,
+        exit_checks,
         input_pipeline,
         logs,
         lowering,
@@ -147,6 +148,7 @@ def _start() -> Runtime:
     layouts.register_others()
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.background.workers.close)
+    exit_checks.watch(device_count())
     return runtime
 
 
