@@ -34,6 +34,7 @@ FUZZERS = {
     "aliasing": "fuzz.aliasing:Aliasing",
     "programs": "fuzz.programs:Programs",
     "xla": "fuzz.xla:Xla",
+    "mistakes": "fuzz.mistakes:Mistakes",
 }
 
 

@@ -132,9 +132,7 @@ def _rounds(
 
     def step(state: _State) -> _State:
         number, values, kept, word = state
-        word, results = checks.run(
-            word, lambda: call.run(body, (*values, *others), key, number)
-        )
+        word, results = checks.run(word, lambda: call.run(body, (*values, *others), key, number))
         results = tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
         kept = tuple(k.at[number].set(r, mode="drop") for k, r in zip(kept, results))
         return number + 1, results, kept, word
