@@ -1,4 +1,4 @@
-"""Steps of the fuzzer `mistakes`: each reads or writes a matrix through indices that it is given."""
+"""Steps of the fuzzer `mistakes`: each reads or writes a matrix through indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of values inside of loops and branches of compiled graphs: the CPU's errors, with the line."""
+"""Checks of values inside of loops and branches of compiled graphs: the CPU's errors."""
 
 from __future__ import annotations
 

@@ -202,6 +202,45 @@ def test_the_page_in_a_browser(metrics, tmp_path):
     assert ["hidden" in page.attributes[f"program-{i}"] for i in (1, 2, 3)] == [True, False, True]
 
 
+def test_host_time_tiers_and_axis(metrics, tmp_path):
+    from tpu_core.report.page import ticks
+
+    counts = dict.fromkeys(("host_ops", "promotions", "demotions", "ops"), 0)
+    runs = {"abc": (0, 0.0)}
+    metrics.set_source(lambda: counts)
+    metrics.set_runs(lambda: runs)
+    counts |= {"host_ops": 300, "promotions": 2, "demotions": 1, "ops": 100}
+    runs["abc"] = (4, 0.25)
+    metrics.compiled(EVENT)
+    metrics.compiled(CompileEvent(0.25, "x", source="disk", key="k2", ops=9))
+    metrics.compiled(CompileEvent(9.0, "x", source="background", key="k3"))
+    page = in_browser(
+        metrics.report().to_html(),
+        tmp_path,
+        """
+        const [kind, order] = document.querySelectorAll(".tools select");
+        kind.value = "disk";
+        kind.dispatchEvent(new Event("change"));
+        order.value = "seconds";
+        order.dispatchEvent(new Event("change"));
+        const ids = [...document.querySelectorAll(".program")].map((p) => p.id);
+        const shown = document.querySelector(".tools output").textContent;
+        document.querySelector("main").insertAdjacentHTML("beforeend", `<p id=found>${shown}: ${ids}`);
+        """,
+    )
+    # Nothing waits for what is compiled in the background.
+    host = page.texts["host-time"]
+    assert host.index("compiling 500.0 ms 50%") < host.index("loading programs 250.0 ms 25%")
+    assert "starting programs 250.0 ms 25%" in host
+    assert "CPU kernels 300 75% run at once programs 100 25% 2 segments went" in page.texts["tiers"]
+    assert page.texts["found"] == "1 of 3 programs: program-3,program-1,program-2"
+    for span in (0.0012, 0.4, 1.0, 7.5, 59.0, 600.0, 90_000.0):
+        marks = ticks(span)
+        assert 2 <= len(marks) <= 6 and marks[0].text == "0", marks
+        assert all(0 <= mark.place <= 1 for mark in marks)
+    assert [mark.text for mark in ticks(7.5)] == ["0", "2 s", "4 s", "6 s"]
+
+
 def test_a_page_of_many_programs_and_of_none(metrics, monkeypatch, tmp_path):
     from tpu_core.report import page as module
 

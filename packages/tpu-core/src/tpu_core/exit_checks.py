@@ -53,7 +53,7 @@ def _warn(error: Exception) -> None:
         line,
         UnreadErrorWarning(
             f"A program found an error that no read has raised: {type(error).__name__}: {error}",
-            values={"found": note for note in notes},
+            values={"found": "; ".join(notes)} if notes else None,
             line=line,
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,11 +41,28 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A part of a whole, as a bar shows it.
+
+    Attributes:
+        name: Of the part.
+        value: Seconds, or a number of ops.
+        note: Explanation.
+    """
+
+    name: str
+    value: float
+    note: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything that a report shows.
 
     Attributes:
         totals: Name and count, in words.
+        host_time: Seconds of the host that are known, by cause, the most first.
+        tiers: Number of ops by the tier that ran them; empty where there is one tier alone.
         programs: In the order in which they were made.
         causes: Of programs that are not the first of their ops, the costliest first.
         fallbacks: Ops that ran on the CPU, the slowest first.
@@ -57,6 +74,8 @@ class Facts:
     """
 
     totals: list[tuple[str, str]]
+    host_time: list[Share]
+    tiers: list[Share]
     programs: list[ProgramFacts]
     causes: list[Cause]
     fallbacks: list[tuple[str, Fallback]]
@@ -71,8 +90,11 @@ def collect(metrics: Metrics) -> Facts:
     """The facts of ``metrics`` at this moment."""
     events, runs = metrics.compile_events(), metrics.runs()
     syncs = sorted(metrics.host_syncs().items(), key=lambda item: -item[1])
+    counts = metrics.snapshot()
     return Facts(
-        _totals(metrics.snapshot()),
+        _totals(counts),
+        _host_time(counts, events, runs),
+        _tiers(counts),
         [ProgramFacts(e, (runs or {}).get(e.key, Runs())) for e in events],
         _causes(events),
         sorted(metrics.fallbacks().items(), key=lambda item: -item[1].seconds),
@@ -82,6 +104,31 @@ def collect(metrics: Metrics) -> Facts:
         runs is not None,
         time.time(),
     )
+
+
+def _host_time(
+    count: dict[str, float], events: Sequence[CompileEvent], runs: Mapping[str, Runs] | None
+) -> list[Share]:
+    waited = sum(e.seconds for e in events if e.source == "compiled")
+    found = [
+        Share("compiling", waited, "the line waits for XLA"),
+        Share("loading programs", count["disk_load_seconds"], "from the cache folder"),
+        Share("fallbacks", count["fallback_seconds"], "ops on the CPU, copies and waiting included"),
+    ]
+    if runs is not None:
+        started = sum(r.seconds for r in runs.values())
+        found.append(Share("starting programs", started, "small ones on the CPU run meanwhile"))
+    return sorted((s for s in found if s.value > 0), key=lambda s: -s.value)
+
+
+def _tiers(count: dict[str, float]) -> list[Share]:
+    if not count["host_ops"]:
+        return []
+    moved = f"{count['promotions']:.0f} segments went over, {count['demotions']:.0f} came back"
+    return [
+        Share("CPU kernels", count["host_ops"], "run at once"),
+        Share("programs", count["ops"], moved),
+    ]
 
 
 def _totals(count: dict[str, float]) -> list[tuple[str, str]]:

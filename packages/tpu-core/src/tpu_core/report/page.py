@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import platform
 import time
 from collections import Counter
@@ -49,6 +50,38 @@ class ProgramRow:
     after: float
 
 
+@dataclass(frozen=True)
+class Tick:
+    """A mark of the time axis: its place from 0 to 1, and its text."""
+
+    place: float
+    text: str
+
+
+def ticks(span: float) -> list[Tick]:
+    """Marks of an axis from 0 to ``span`` seconds, at most six, at round numbers.
+
+    Example:
+        >>> [tick.text for tick in ticks(7.5)]
+        ['0', '2 s', '4 s', '6 s']
+    """
+    magnitude = 10.0 ** math.floor(math.log10(span))
+    steps = (magnitude * factor for factor in (0.2, 0.5, 1, 2, 5, 10))
+    step = next(s for s in steps if span / s <= 5.5)
+    count = math.floor(span / step + 1e-9)
+    return [Tick(k * step / span, _round(k * step, step)) for k in range(count + 1)]
+
+
+def _round(value: float, step: float) -> str:
+    if not value:
+        return "0"
+    if step >= 3600:
+        return f"{value / 3600:g} h"
+    if step >= 60:
+        return f"{value / 60:g} min"
+    return f"{value:g} s" if step >= 0.1 else f"{value * 1e3:g} ms"
+
+
 def render(facts: Facts, whole_page: bool) -> str:
     """The page.
 
@@ -57,12 +90,15 @@ def render(facts: Facts, whole_page: bool) -> str:
         whole_page: A document for a browser, else a part of one for a notebook.
     """
     programs = _programs(facts)
+    span = max(facts.time - programs[0].made.event.time, 1e-3) if programs else 1.0
     return _template().render(
         whole_page=whole_page,
         facts=facts,
         programs=programs,
         hidden=len(facts.programs) - len(programs),
-        span=max(facts.time - programs[0].made.event.time, 1e-3) if programs else 0.0,
+        span=span,
+        ticks=ticks(span),
+        slowest=max((p.made.event.seconds for p in programs), default=0.0),
         made=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts.time)),
         versions=(
             f"tpu-core {__version__}, torch {version('torch')}, jaxlib {version('jaxlib')}, "
@@ -73,7 +109,11 @@ def render(facts: Facts, whole_page: bool) -> str:
 
 @functools.cache
 def _template() -> Template:
-    return template("tpu_core.report", "page.html", seconds=_seconds, bytes=format_bytes)
+    return template("tpu_core.report", "page.html", seconds=_seconds, bytes=format_bytes, count=_count)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _seconds(value: float) -> str:
