@@ -207,7 +207,7 @@ def test_host_time_tiers_and_axis(metrics, tmp_path):
 
     counts = dict.fromkeys(("host_ops", "promotions", "demotions", "ops"), 0)
     runs = {"abc": (0, 0.0)}
-    metrics.set_source(lambda: counts)
+    metrics.set_source(lambda: dict(counts))
     metrics.set_runs(lambda: runs)
     counts |= {"host_ops": 300, "promotions": 2, "demotions": 1, "ops": 100}
     runs["abc"] = (4, 0.25)
