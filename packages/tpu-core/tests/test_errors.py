@@ -47,6 +47,17 @@ def test_a_message_says_what_values_line_remedy_and_link():
     assert error.values["op"] == "aten.add.Tensor"
 
 
+def test_the_base_of_links_is_a_setting(monkeypatch):
+    before = ExecutionError("A program failed.")
+    monkeypatch.setenv("TPU_DOCS_URL", "https://docs.example/tpu/")
+    error = ExecutionError("A program failed.")
+    assert str(error).endswith("\nSee https://docs.example/tpu/reference/errors/#tpu1009")
+    # A message of another process stays as it is.
+    assert str(ExecutionError(str(before))) == str(before)
+    monkeypatch.delenv("TPU_DOCS_URL")
+    assert str(ExecutionError(str(error))) == str(error)
+
+
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda c: c.__name__)
 def test_every_error_is_a_runtime_error_with_a_code_and_advice(cls):
     error = cls("Something happened.")

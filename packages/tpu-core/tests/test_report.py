@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import html
 import re
 import shutil
 import subprocess
@@ -234,6 +235,19 @@ def test_host_time_tiers_and_axis(metrics, tmp_path):
     assert "starting programs 250.0 ms 25%" in host
     assert "CPU kernels 300 75% run at once programs 100 25% 2 segments went" in page.texts["tiers"]
     assert page.texts["found"] == "1 of 3 programs: program-3,program-1,program-2"
+    # A frame, as Chromium's windows are wider than a phone.
+    frame = f'<iframe width=380 srcdoc="{html.escape(metrics.report().to_html())}"></iframe>'
+    phone = in_browser(
+        f"<body>{frame}</body>",
+        tmp_path,
+        """
+        onload = () => {
+            const inside = document.querySelector("iframe").contentDocument.documentElement;
+            document.body.innerHTML = `<p id=width>${inside.scrollWidth}</p>`;
+        };
+        """,
+    )
+    assert int(phone.texts["width"]) <= 380  # nothing sticks out
     for span in (0.0012, 0.4, 1.0, 7.5, 59.0, 600.0, 90_000.0):
         marks = ticks(span)
         assert 2 <= len(marks) <= 6 and marks[0].text == "0", marks

@@ -215,6 +215,12 @@ class Config:
         False,
         shown="`0`",
     )
+    docs_url: str | None = _setting(
+        "TPU_DOCS_URL",
+        URL,
+        "Where the documentation is published, for the links in errors; that of the release unless "
+        "set.",
+    )
     dump_dir: Path | None = _setting(
         "TPU_DUMP",
         FOLDER,

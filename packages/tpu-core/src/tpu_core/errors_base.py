@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from tpu_core._version import DOCS_URL
 
 DOCS_PAGE = "docs/reference/errors.md"
 
@@ -27,8 +30,11 @@ class Documented:
 
     @classmethod
     def docs_link(cls) -> str:
-        """Page and anchor, ``docs/reference/errors.md#tpu1001``."""
-        return f"{DOCS_PAGE}#{cls.docs_anchor}"
+        """Section on the page of errors: its URL, or ``docs/reference/errors.md#tpu1001``."""
+        # Not of `config`, whose own errors have a link as well.
+        base = os.environ.get("TPU_DOCS_URL", "").strip() or DOCS_URL
+        page = f"{base.rstrip('/')}/reference/errors/" if base else DOCS_PAGE
+        return f"{page}#{cls.docs_anchor}"
 
     @classmethod
     def compose(
@@ -43,7 +49,8 @@ class Documented:
         Pickling and ``torch.utils.data`` rebuild an exception from its message alone, so that a
         composed message must survive being composed again.
         """
-        if cls.docs_link() in what:
+        # Another process may have another base.
+        if f"#{cls.docs_anchor}" in what:
             return what
         parts = [f"[{cls.code}] {what}"]
         parts += [f"  {name}: {value}" for name, value in (values or {}).items()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -207,10 +209,14 @@ def _progress(wanted: bool | Progress, programs: int) -> Iterator[Progress]:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+        total, done = len(STAGES) * programs, -1
+        console = Console(stderr=True)
+        if not console.is_terminal:  # a log, where a bar that moves shows nothing
+            yield _lines(total)
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=len(STAGES) * programs)
-            done = -1
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=total)
 
             def report(stage: str) -> None:
                 nonlocal done
@@ -218,3 +224,15 @@ def _progress(wanted: bool | Progress, programs: int) -> Iterator[Progress]:
                 bar.update(task, description=stage, completed=done)
 
             yield report
+
+
+def _lines(total: int) -> Progress:
+    """A line of stderr for each stage as it begins: ``[ 3/8] 12.4 s compiling``."""
+    began, numbers = time.perf_counter(), itertools.count(1)
+
+    def report(stage: str) -> None:
+        seconds = time.perf_counter() - began
+        number = str(next(numbers)).rjust(len(str(total)))
+        print(f"[{number}/{total}] {seconds:6.1f} s  {stage}", file=sys.stderr, flush=True)
+
+    return report

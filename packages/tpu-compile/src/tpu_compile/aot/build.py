@@ -164,7 +164,7 @@ def _largest(module: hlo.Module, most: int = 8) -> tuple[Temporary, ...]:
             continue
         for shape in instruction.shapes:
             if shape.space == 0:
-                key = str(shape), instruction.module
+                key = _named(shape), instruction.module
                 found[key] = max(found.get(key, 0), shape.padded_bytes)
     ranked = sorted(found.items(), key=lambda item: -item[1])[:most]
     return tuple(Temporary(shape, size, where) for (shape, where), size in ranked)
@@ -182,3 +182,18 @@ def _model_flops(graph: GraphModule) -> float:
             )
             total += formula(*args, **kwargs, out_val=node.meta["val"])
     return total
+
+
+# HLO's names of dtypes that PyTorch has, as PyTorch has them.
+_DTYPES = {
+    **{"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"},
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"s{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
+}
+
+
+def _named(shape: hlo.Shape) -> str:
+    """Dtype and sizes, written as those of the inputs are."""
+    return f"{_DTYPES.get(shape.dtype, shape.dtype)}{list(shape.dims)}"
