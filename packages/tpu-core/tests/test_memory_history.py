@@ -119,6 +119,17 @@ def plotted(page: str) -> dict[str, Any]:
     return pickle.loads(b64decode(files[0]["base64"]))
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.accelerator.memory, "_snapshot"), reason="torch 2.11 has none"
+)
+def test_the_snapshot_of_torch_accelerator() -> None:
+    kept = torch.ones(MIB, device="tpu") + 1
+    torch.tpu.synchronize()
+    snapshot = torch.accelerator.memory._snapshot()
+    assert kept.nbytes in [e["size"] for e in entries(snapshot, "alloc")]
+    assert snapshot["segments"] == torch.tpu.memory._snapshot()["segments"]
+
+
 def test_pytorchs_tools_read_a_dump(tmp_path: Path) -> None:
     base = torch.ones(1000, device="tpu")
     torch.tpu.synchronize()

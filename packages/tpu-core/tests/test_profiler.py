@@ -302,6 +302,38 @@ def test_without_the_trace_of_xla_the_other_rows_are_there(tmp_path: Path) -> No
     assert "tpu::launch" in {e.name for e in taken.events()}
 
 
+def test_ranges_under_the_names_of_cudas_nvtx(tmp_path: Path) -> None:
+    nvtx = torch.tpu.nvtx
+    x = torch.randn(8, 8, device="tpu")
+
+    @nvtx.range("layer {}", 3)
+    def layer() -> None:
+        assert (nvtx.range_push("outer"), nvtx.range_push("inner")) == (0 + 1, 1 + 1)
+        started = nvtx.range_start("overlapping")
+        (x @ x).sum().item()
+        nvtx.mark("here")
+        assert nvtx.range_pop() == 2
+        nvtx.range_end(started)
+        assert nvtx.range_pop() == 1
+
+    layer()  # without a profile
+    names = {"layer 3", "outer", "inner", "overlapping", "here"}
+    taken = profiled(layer)
+    rows = {e.name: e for e in taken.events() if e.name in names}
+    assert rows.keys() == names
+    inner, outer, mark = (rows[name].time_range for name in ("inner", "outer", "here"))
+    assert outer.start <= inner.start <= mark.start and inner.end <= outer.end
+    with torch.tpu.profiler.trace(tmp_path) as trace:
+        layer()
+    data = jax.profiler.ProfileData.from_file(str(trace.xplane))
+    host = {e.name for p in data.planes if p.name == "/host:CPU" for n in p.lines for e in n.events}
+    assert names <= host
+    with pytest.raises(RuntimeError, match="without a range_push"):
+        nvtx.range_pop()
+    with pytest.raises(RuntimeError, match="handle 0 is open"):
+        nvtx.range_end(0)
+
+
 def test_files_for_xprof_and_perfetto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(64, 64, device="tpu")
     with modes.using(FUSED), torch.tpu.profiler.trace(tmp_path) as taken:

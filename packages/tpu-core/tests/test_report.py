@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import io
 import logging
-import html
 import re
 import shutil
 import subprocess
@@ -226,7 +226,8 @@ def test_host_time_tiers_and_axis(metrics, tmp_path):
         order.dispatchEvent(new Event("change"));
         const ids = [...document.querySelectorAll(".program")].map((p) => p.id);
         const shown = document.querySelector(".tools output").textContent;
-        document.querySelector("main").insertAdjacentHTML("beforeend", `<p id=found>${shown}: ${ids}`);
+        const found = `<p id=found>${shown}: ${ids}`;
+        document.querySelector("main").insertAdjacentHTML("beforeend", found);
         """,
     )
     # Nothing waits for what is compiled in the background.

@@ -25,6 +25,7 @@ def install() -> None:
     _settable_eager_mode()
     _hook_optimizers()
     _export_by_dlpack()
+    _snapshot_by_accelerator()
     layouts.register_sparse()
     import_hooks.finish_before_forks()
 
@@ -82,6 +83,24 @@ def _export_by_dlpack() -> None:
     # mypy has no word for a method that is replaced; PyTorch has no hook for these two.
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
+
+
+def _snapshot_by_accelerator() -> None:
+    """`torch.accelerator.memory._snapshot` asks CUDA's module for all devices but XPU."""
+    original = getattr(torch.accelerator.memory, "_snapshot", None)
+    if original is None:  # torch 2.11
+        return
+
+    @functools.wraps(original)
+    def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> Any:
+        from tpu_core.device import memory
+
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None or accelerator.type != "tpu":
+            return original(device, augment_with_fx_traces=augment_with_fx_traces)
+        return memory._snapshot(device, augment_with_fx_traces=augment_with_fx_traces)
+
+    setattr(torch.accelerator.memory, "_snapshot", _snapshot)  # noqa: B010 (mypy minds the other)
 
 
 def _hook_optimizers() -> None:

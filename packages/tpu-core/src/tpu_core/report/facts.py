@@ -113,7 +113,9 @@ def _host_time(
     found = [
         Share("compiling", waited, "the line waits for XLA"),
         Share("loading programs", count["disk_load_seconds"], "from the cache folder"),
-        Share("fallbacks", count["fallback_seconds"], "ops on the CPU, copies and waiting included"),
+        Share(
+            "fallbacks", count["fallback_seconds"], "ops on the CPU, copies and waiting included"
+        ),
     ]
     if runs is not None:
         started = sum(r.seconds for r in runs.values())

@@ -109,7 +109,9 @@ def render(facts: Facts, whole_page: bool) -> str:
 
 @functools.cache
 def _template() -> Template:
-    return template("tpu_core.report", "page.html", seconds=_seconds, bytes=format_bytes, count=_count)
+    return template(
+        "tpu_core.report", "page.html", seconds=_seconds, bytes=format_bytes, count=_count
+    )
 
 
 def _count(value: float) -> str:
