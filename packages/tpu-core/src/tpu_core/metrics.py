@@ -35,6 +35,8 @@ COUNTERS: dict[str, str] = {
     "executions": "Programs run.",
     "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
+    "host_parts": "Parts of segments that differ in each round, run by CPU kernels, as each would be "
+    "a program to compile.",
     "outlines": "Forms of ops traced to see whether padded arrays serve a new size.",
     "host_ops": "Ops run at once by PyTorch's CPU kernels, on the CPU platform.",
     "promotions": "Segments that went over from CPU kernels to a program of their own.",
@@ -206,6 +208,11 @@ class Metrics:
         """Count a run of a program that was repeated op by op."""
         with self._lock:
             self._count["verifications"] += 1
+
+    def host_part(self) -> None:
+        """Count a part of a segment that CPU kernels ran."""
+        with self._lock:
+            self._count["host_parts"] += 1
 
     def outline(self) -> None:
         """Count a form of an op that was traced for the sizes in it."""

@@ -95,12 +95,14 @@ class PaddedPrograms:
             why = Reason(f"{why.text}; not on padded arrays: {family.problem}", why.line)
         return family.recurring.own(s.key) or why
 
-    def serve(self, s: Segment, arrays: list[Any]) -> Program | None:
+    def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
 
         Args:
             s: The segment.
             arrays: Its inputs.
+            compiles: Whether one may be compiled, and sizes that do not follow those known so far
+                change what is known.
         """
         self._read()
         if not self._families and not has_graphs(s):
@@ -109,12 +111,13 @@ class PaddedPrograms:
         family = self._families.get(form) or self._told(form, s, tensors)
         if family is None or family.refusal or family.recurring.own(s.key):
             return None
-        values = family.solve(s, integers)
+        values = family.solve(s, integers, learns=compiles)
         if values is None:
             return None
         try:
-            return self._program(family, form, s, values, arrays)
+            return self._program(family, form, s, values, arrays, compiles)
         except NotPaddableError as error:
+            self._builder.varying.refused(s, error.op or family.differing_op())
             family.refuse(f"{error.op or 'the segment'}: {error}")
         if family.refusal:
             logger.info(
@@ -136,12 +139,21 @@ class PaddedPrograms:
         return family
 
     def _program(
-        self, family: BucketedProgram, form: str, s: Segment, values: list[int], arrays: list[Any]
+        self,
+        family: BucketedProgram,
+        form: str,
+        s: Segment,
+        values: list[int],
+        arrays: list[Any],
+        compiles: bool,
     ) -> Program | None:
         wanted = family.buckets(values)
         buckets = self._buckets(family, form, s, values, wanted)
         if buckets is None:
             return None
+        if buckets not in family.programs and not compiles:
+            if not self._builder.is_stored(self._key(family, form, s, buckets)):
+                return None
         template = family.segment()
         if buckets not in family.programs:
             family.programs[buckets] = self._obtain(family, form, s, values, buckets, arrays)

@@ -24,10 +24,12 @@ from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import dumps
 from tpu_core.compiler import segment as segments
 from tpu_core.compiler.background import Background
+from tpu_core.compiler.host_parts import HostPart, is_small
 from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Segment
 from tpu_core.compiler.spanning import spanning
+from tpu_core.compiler.varying import Part, VaryingSegments
 from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
@@ -120,6 +122,8 @@ class ProgramBuilder:
         self._store = store
         self._reasons = Reasons()
         self._padded = PaddedPrograms(self, client, store)
+        self.varying = VaryingSegments()
+        self._refused_on_host: set[str] = set()
         self._compiles = InterruptibleCalls("tpu compile")
         # A TPU and a GPU are opened by one process.
         on_cpu = client.platform.name == "cpu"
@@ -133,7 +137,7 @@ class ProgramBuilder:
         arrays: list[Any] | None = None,
         pads: bool = False,
         missing: list[tuple[str, int]] | None = None,
-    ) -> Program | None:
+    ) -> Program | list[Part] | None:
         """A program for an exported segment: loaded from the cache or compiled.
 
         Args:
@@ -144,7 +148,8 @@ class ProgramBuilder:
                 program in memory runs by itself, as (key of that program, node).
 
         Returns:
-            The program; None where the segment is to run op by op.
+            The program; None where the segment is to run op by op; a list where it is to run in
+            parts.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
@@ -153,9 +158,17 @@ class ProgramBuilder:
         s = Segment.from_export(exported)
         if (together := spanning(s)) is not None:
             return together(s)
-        padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
-        if padded is not None:
-            return self._watched(padded, s)
+        if s.on_host and (program := self._host_program(s)) is not None:
+            return program
+        if pads and arrays is not None:
+            divided = self.varying.is_due(s)
+            padded = self._padded.serve(s, arrays, compiles=not divided)
+            if padded is None and divided and not self.is_stored(self._key(s)):
+                if (parts := self.varying.parts(s)) is not None:
+                    return parts
+                padded = self._padded.serve(s, arrays)
+            if padded is not None:
+                return self._watched(padded, s)
         if missing is not None:
             s = self.background.lifted(s)
         key = self._key(s)
@@ -174,6 +187,29 @@ class ProgramBuilder:
         if pads:
             self._padded.remember(s, program)
         return self._watched(program, s)
+
+    def _host_program(self, s: Segment) -> Program | None:
+        """CPU kernels as the program of a part; None where they are not to run it."""
+        if s.key in self._refused_on_host or not is_small(s):
+            return None
+        part = HostPart(s, self._client.devices[s.device])
+
+        def execute(arguments: list[Any]) -> list[Any] | None:
+            results = part(arguments)
+            if results is None:
+                self._refused_on_host.add(s.key)
+            return results
+
+        return Program(
+            execute,
+            None,
+            0,
+            0,
+            f"host {s.key}",
+            len(s.nodes),
+            _last_line(s) or "",
+            [False] * len(s.numbers),
+        )
 
     def _watched(self, program: Program, s: Segment) -> Program:
         from tpu_core.verification import watch
@@ -280,6 +316,7 @@ class ProgramBuilder:
         seconds = time.perf_counter() - started
         METRICS.compiled(self._event(s, key, seconds, reason, source))
         if source == "compiled":
+            self.varying.compiled(s)
             _C.note_compile(len({id(n.plan) for n in s.nodes}), len(s.nodes), seconds)
             if check is not None:
                 check(loaded)

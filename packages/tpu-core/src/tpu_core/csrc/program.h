@@ -38,6 +38,7 @@ struct Cut {
   Hash128 key;      // of the ops, of what is live and of what is donated
   Hash128 content;  // of the ops alone
   bool is_piece = false;
+  bool on_host = false;  // to be run by CPU kernels: each of its sizes would be a program
   Program* program = nullptr;
   // Where no program serves, what to compile.
   Slots outputs, reused;

@@ -40,6 +40,11 @@ def describe(segment: Segment) -> tuple[str, list[int], int]:
     return digest.hexdigest(), sizes + places + arguments, len(sizes) + len(places)
 
 
+def form_of_node(node: Node) -> str:
+    """The arguments of a node without the integers that may vary."""
+    return _node(node)[0]
+
+
 _Described = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
