@@ -35,7 +35,7 @@ COUNTERS: dict[str, str] = {
     "executions": "Programs run.",
     "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
-    "host_parts": "Parts of segments that differ in each round, run by CPU kernels, as each would be "
+    "host_parts": "Parts of segments that differ in each round, run by CPU kernels: each would be "
     "a program to compile.",
     "outlines": "Forms of ops traced to see whether padded arrays serve a new size.",
     "host_ops": "Ops run at once by PyTorch's CPU kernels, on the CPU platform.",

@@ -163,6 +163,11 @@ py::object plan_of(const Node& node) {
 uint64_t next_launch() { return ++g_launches; }
 uint64_t launches() { return g_launches; }
 
+void date_words(int16_t device, uint64_t first) {
+  for (auto& w : g_words.at(device))
+    if (w.value->launch > first) w.value->launch = first;
+}
+
 void raise_checks(int16_t device, uint64_t launch) {
   if (!g_pending) return;
   const auto words = take(device, [&](const Word& w) { return w.value->launch <= launch; });

@@ -22,6 +22,9 @@ py::object plan_of(const Node& node);
 // Counts programs as they start; a value knows the number at its making, see `Value::launch`.
 uint64_t next_launch();
 uint64_t launches();
+// Has words of programs from a launch on looked at by reads of what that launch made: the parts of one
+// segment, of which the last makes the word. Needs g_mutex.
+void date_words(int16_t device, uint64_t first);
 // Raises what programs up to a launch found; the first of them if there are several. Waits for none that
 // started later. g_mutex is not held.
 void raise_checks(int16_t device, uint64_t launch);

@@ -1,5 +1,6 @@
 #include "pieces.h"
 
+#include "checks.h"
 #include "memory.h"
 
 #include <algorithm>
@@ -174,6 +175,8 @@ void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   if (memory_is_checked()) former.hold();
   else former.clear();
   const FormerInUse former_in_use(former);
+  const uint64_t first_launch = launches() + 1;
+  const auto device = s.device;
   const size_t count = parts.empty() ? s.nodes.size() : parts.size();
   for (size_t i = 0; i < count; ++i) {
     const Part p = parts.empty() ? Part{i, i + 1, false} : parts[i];
@@ -201,6 +204,7 @@ void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   if (first) s.former = std::move(former);
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
+  date_words(device, first_launch);
   notify_settled();
   if (first) throw std::move(*first);
 }
