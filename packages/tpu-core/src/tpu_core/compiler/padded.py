@@ -111,6 +111,8 @@ class PaddedPrograms:
         family = self._families.get(form) or self._told(form, s, tensors)
         if family is None or family.refusal or family.recurring.own(s.key):
             return None
+        # The programs for few sizes are few; those for many have many combinations of buckets.
+        compiles = compiles or (bool(family.programs) and family.has_few_sizes())
         values = family.solve(s, integers, learns=compiles)
         if values is None:
             return None

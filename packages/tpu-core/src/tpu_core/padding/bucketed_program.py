@@ -35,6 +35,7 @@ from tpu_core.pjrt import jax_settings
 RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
+_FEW_SIZES = 2
 _STARTS = pjrt.PACK_DTYPES.index(np.dtype(np.int32))  # the pack of starts of windows
 
 
@@ -208,6 +209,10 @@ class BucketedProgram:
                 ]
                 self._inside.append((forms.pop(), numbers))
         return self._inside
+
+    def has_few_sizes(self) -> bool:
+        """Return whether its sizes follow from at most `_FEW_SIZES` of them."""
+        return self.fit is not None and len(self.fit.symbols) <= _FEW_SIZES
 
     def differing_op(self) -> str:
         """Label of the first op that is another function of its sizes in another recording."""
