@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ _HEAVY = re.compile(r"\w*mm|mv|matmul|linear|dot|einsum|conv\w*|attention|cdist|
 
 logger = logging.getLogger("tpu_core")
 
-_MOST_BYTES = 1 << 26  # that a part reads, copied to the host in each run
+_MOST_BYTES = 1 << 30  # that a part reads, copied to the host in each run
 
 
 def may_run_on_host(node: Node) -> bool:
@@ -47,29 +48,32 @@ class HostPart:
     Args:
         segment: The part.
         device: Where its results go.
+        refuse: Called where a kernel refuses, as an index that is out of range.
     """
 
-    def __init__(self, segment: Segment, device: Any) -> None:
+    def __init__(self, segment: Segment, device: Any, refuse: Callable[[], None]) -> None:
         self._segment = segment.with_numbers(
             [replace(n, compiled_in=False) for n in segment.numbers]
         )
-        self._device = device
+        self._device, self._refuse = device, refuse
 
     def __call__(self, arguments: list[Any]) -> list[Any] | None:
-        """Results for inputs and packed numbers; None where a kernel refuses, as an index that is
-        out of range.
-        """
+        """Results for inputs and packed numbers; None where a program is to take its place."""
         s = self._segment
+        started = time.perf_counter()
         count = len(s.inputs())
         inputs = [pjrt.fetch(on_host(a)) for a in arguments[:count]]
         try:
             results = replay(s, inputs, _numbers(s, arguments[count:]), lowers=False)
         except Exception as error:  # a program says the same in its own way and time
             logger.debug("not on the host: %s", error)
+            self._refuse()
             return None
-        METRICS.host_part()
         # A result may be a view of an input, whose memory is the device's.
-        return [pjrt.put_tensor(r.clone().contiguous(), self._device) for r in results]
+        arrays = [pjrt.put_tensor(r.clone().contiguous(), self._device) for r in results]
+        line = next((n.line for n in s.nodes if n.line), None)
+        METRICS.host_part(line, time.perf_counter() - started)
+        return arrays
 
 
 def is_small(segment: Segment) -> bool:

@@ -85,6 +85,20 @@ class PaddedPrograms:
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
+    def form(self, s: Segment) -> str:
+        """Digest of a segment without its sizes."""
+        return self._describe(s)[0]
+
+    def recurs(self, s: Segment) -> bool:
+        """Return whether a segment's sizes recur, so that they have a program of their own."""
+        family = self._families.get(self._describe(s)[0])
+        return family is not None and family.recurring.own(s.key) is not None
+
+    def problem(self, s: Segment) -> str | None:
+        """Why padded arrays do not serve a segment, where that is known."""
+        family = self._families.get(self._describe(s)[0])
+        return family.problem if family else None
+
     def comment(self, s: Segment, why: Reason) -> Reason:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""
         self._read()
@@ -119,7 +133,7 @@ class PaddedPrograms:
         try:
             return self._program(family, form, s, values, arrays, compiles)
         except NotPaddableError as error:
-            self._builder.varying.refused(s, error.op or family.differing_op())
+            self._builder.limit.refused(s, error.op or family.differing_op())
             family.refuse(f"{error.op or 'the segment'}: {error}")
         if family.refusal:
             logger.info(

@@ -27,14 +27,15 @@ from tpu_core.compiler.background import Background
 from tpu_core.compiler.host_parts import HostPart, is_small
 from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
+from tpu_core.compiler.recompile_limit import Part, RecompileLimit
 from tpu_core.compiler.segment import Segment
 from tpu_core.compiler.spanning import spanning
-from tpu_core.compiler.varying import Part, VaryingSegments
 from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
-from tpu_core.errors import RecompilationError, TpuError
+from tpu_core.errors import RecompilationError, RecompileLimitWarning, TpuError
 from tpu_core.interruptible import InterruptibleCalls
+from tpu_core.logs import warn_at
 from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
@@ -45,6 +46,7 @@ logger = logging.getLogger("tpu_core")
 
 # Ops of a program that is a training step, say, whose temporaries fill a good part of the memory.
 _LARGE = 64
+_MOST_REFUSED = 4_096  # parts that CPU kernels do not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Program:
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
         executable: The PJRT executable, where there is one.
+        on_host: CPU kernels run it. It serves once: what comes again is asked for again.
 
     Example:
         >>> Program(execute, None, 0, 0, segment.key, len(segment.nodes), "train.py:12")
@@ -74,6 +77,7 @@ class Program:
     line: str
     compiled_in: list[bool] | None = None
     executable: Any = None
+    on_host: bool = False
 
 
 _forbidden = 0  # blocks that forbid compiling, in any thread
@@ -122,7 +126,7 @@ class ProgramBuilder:
         self._store = store
         self._reasons = Reasons()
         self._padded = PaddedPrograms(self, client, store)
-        self.varying = VaryingSegments()
+        self.limit = RecompileLimit()
         self._refused_on_host: set[str] = set()
         self._compiles = InterruptibleCalls("tpu compile")
         # A TPU and a GPU are opened by one process.
@@ -137,6 +141,7 @@ class ProgramBuilder:
         arrays: list[Any] | None = None,
         pads: bool = False,
         missing: list[tuple[str, int]] | None = None,
+        divides: bool = False,
     ) -> Program | list[Part] | None:
         """A program for an exported segment: loaded from the cache or compiled.
 
@@ -146,6 +151,7 @@ class ProgramBuilder:
             pads: Whether it may run on padded arrays.
             missing: Where it may run op by op while its program is made: those of its ops that no
                 program in memory runs by itself, as (key of that program, node).
+            divides: Whether it may run in parts.
 
         Returns:
             The program; None where the segment is to run op by op; a list where it is to run in
@@ -159,16 +165,13 @@ class ProgramBuilder:
         if (together := spanning(s)) is not None:
             return together(s)
         if s.on_host and (program := self._host_program(s)) is not None:
-            return program
+            return self._watched(program, s)
         if pads and arrays is not None:
-            divided = self.varying.is_due(s)
-            padded = self._padded.serve(s, arrays, compiles=not divided)
-            if padded is None and divided and not self.is_stored(self._key(s)):
-                if (parts := self.varying.parts(s)) is not None:
-                    return parts
-                padded = self._padded.serve(s, arrays)
-            if padded is not None:
-                return self._watched(padded, s)
+            served = self._served(s, arrays, divides and not s.on_host)
+            if isinstance(served, list):
+                return served
+            if served is not None:
+                return self._watched(served, s)
         if missing is not None:
             s = self.background.lifted(s)
         key = self._key(s)
@@ -188,20 +191,56 @@ class ProgramBuilder:
             self._padded.remember(s, program)
         return self._watched(program, s)
 
+    def _served(
+        self, s: Segment, arrays: list[Any], divides: bool
+    ) -> Program | list[Part] | None:
+        """A padded program for a segment, or its parts; None where it runs as it was recorded."""
+        if not divides or not self.limit.is_reached(s, self._padded.form(s)):
+            return self._padded.serve(s, arrays)
+        padded = self._padded.serve(s, arrays, compiles=False)
+        if padded is not None:
+            return padded
+        if self._padded.recurs(s) or self.is_stored(self._key(s)):
+            return None
+        if self.limit.recurs(s, self._padded.form(s)):
+            return self._padded.serve(s, arrays)
+        parts = self.limit.parts(s)
+        self._warn_of_limit(s, parts is not None)
+        return parts or self._padded.serve(s, arrays)
+
+    def _warn_of_limit(self, s: Segment, divided: bool) -> None:
+        found = self.limit.first_differing(s) if config().performance_warnings else None
+        if found is None:
+            return
+        node, programs = found
+        then = "it runs by CPU kernels" if divided else "each step is compiled"
+        problem = self._padded.problem(s)
+        warn_at(
+            node.line or _last_line(s),
+            RecompileLimitWarning(
+                f"{programs} programs were compiled for this step, and its ops differ again.",
+                values={
+                    "first op that differs": node.name,
+                    **({"not on padded arrays": problem} if problem else {}),
+                    "from now on": then,
+                    "step ends at": _last_line(s),
+                },
+                line=node.line or None,
+            ),
+        )
+
     def _host_program(self, s: Segment) -> Program | None:
         """CPU kernels as the program of a part; None where they are not to run it."""
         if s.key in self._refused_on_host or not is_small(s):
             return None
-        part = HostPart(s, self._client.devices[s.device])
 
-        def execute(arguments: list[Any]) -> list[Any] | None:
-            results = part(arguments)
-            if results is None:
-                self._refused_on_host.add(s.key)
-            return results
+        def refuse() -> None:
+            if len(self._refused_on_host) >= _MOST_REFUSED:
+                self._refused_on_host.clear()
+            self._refused_on_host.add(s.key)
 
         return Program(
-            execute,
+            HostPart(s, self._client.devices[s.device], refuse),
             None,
             0,
             0,
@@ -209,6 +248,7 @@ class ProgramBuilder:
             len(s.nodes),
             _last_line(s) or "",
             [False] * len(s.numbers),
+            on_host=True,
         )
 
     def _watched(self, program: Program, s: Segment) -> Program:
@@ -259,6 +299,7 @@ class ProgramBuilder:
         reason = Reason("it came again; until now it ran op by op", s.nodes[-1].line or None)
         METRICS.cache_miss()
         METRICS.compiled(self._event(s, key, result.seconds, reason, "background"))
+        self.limit.made(s)
         return loaded
 
     def explain(self, s: Segment) -> Reason:
@@ -315,8 +356,8 @@ class ProgramBuilder:
             give_back_free_memory()
         seconds = time.perf_counter() - started
         METRICS.compiled(self._event(s, key, seconds, reason, source))
+        self.limit.made(s)
         if source == "compiled":
-            self.varying.compiled(s)
             _C.note_compile(len({id(n.plan) for n in s.nodes}), len(s.nodes), seconds)
             if check is not None:
                 check(loaded)

@@ -163,9 +163,17 @@ py::object plan_of(const Node& node) {
 uint64_t next_launch() { return ++g_launches; }
 uint64_t launches() { return g_launches; }
 
-void date_words(int16_t device, uint64_t first) {
-  for (auto& w : g_words.at(device))
-    if (w.value->launch > first) w.value->launch = first;
+std::vector<ValuePtr> words_of(const Segment& s) {
+  std::vector<ValuePtr> words;
+  if (!g_pending) return words;
+  for (const auto& w : g_words.at(s.device))
+    if (std::find(s.slots.begin(), s.slots.end(), w.value) != s.slots.end()) words.push_back(w.value);
+  return words;
+}
+
+void date_words(const std::vector<ValuePtr>& words, uint64_t launch) {
+  for (const auto& w : words)
+    if (w->launch > launch) w->launch = launch;
 }
 
 void raise_checks(int16_t device, uint64_t launch) {

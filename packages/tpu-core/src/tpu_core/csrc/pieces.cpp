@@ -176,7 +176,11 @@ void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   else former.clear();
   const FormerInUse former_in_use(former);
   const uint64_t first_launch = launches() + 1;
-  const auto device = s.device;
+  const auto words = [&] {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    return words_of(s);
+  }();
   const size_t count = parts.empty() ? s.nodes.size() : parts.size();
   for (size_t i = 0; i < count; ++i) {
     const Part p = parts.empty() ? Part{i, i + 1, false} : parts[i];
@@ -204,7 +208,7 @@ void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   if (first) s.former = std::move(former);
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
-  date_words(device, first_launch);
+  date_words(words, first_launch);
   notify_settled();
   if (first) throw std::move(*first);
 }

@@ -26,8 +26,9 @@ struct Part {
   bool on_host;
 };
 
-// Runs a segment part by part, or op by op where there are no parts. What fails fails with what depends on it, and is thrown once the others have
-// run; the segment has no ops then. Where memory is short the rest does not run.
+// Runs a segment part by part, or op by op where there are no parts. What fails fails with what depends on
+// it, and is thrown once the others have run; the segment has no ops then. Where memory is short the rest
+// does not run.
 void run_in_pieces(Segment& s, const std::vector<Part>& parts = {});
 
 // Whether a segment may run op by op within the memory that is set as limit, and what it writes can be given

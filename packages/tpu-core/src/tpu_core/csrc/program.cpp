@@ -165,7 +165,7 @@ auto& g_in_pieces = *new std::unordered_set<std::string>();
 constexpr size_t kMostInPieces = 4096;
 
 // A program for the segment, or null where it is to run in pieces: those of `parts`, else op by op.
-Program* compile(const Segment& s, const Cut& c, std::vector<Part>& parts) {
+Program* compile(const Segment& s, Cut& c, std::vector<Part>& parts) {
   const Mode m = mode();
   const bool may_wait =
       m.background && tiers() == Tiers::Compiled && !m.inspect && s.nodes.size() > 1 && fits_in_pieces(s);
@@ -184,7 +184,8 @@ Program* compile(const Segment& s, const Cut& c, std::vector<Part>& parts) {
     pieces = std::move(missing);
   }
   py::object info = callback("compile")(
-      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, m.pads && !c.is_piece, pieces);
+      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, m.pads && !c.is_piece, pieces,
+      s.nodes.size() == 1 || fits_in_pieces(s));
   if (py::isinstance<py::list>(info)) {
     for (const auto& part : info) {
       const auto [begin, end, on_host] = part.cast<std::tuple<size_t, size_t, bool>>();
@@ -210,6 +211,10 @@ Program* compile(const Segment& s, const Cut& c, std::vector<Part>& parts) {
   py::object mask = info.attr("compiled_in");
   fresh->compiled_in = mask.is_none() ? c.mask : mask.cast<std::vector<uint8_t>>();
   fresh->constants = s.numbers;
+  if (c.on_host && py::getattr(info, "on_host", py::bool_(false)).cast<bool>()) {
+    c.own = std::move(fresh);
+    return c.own.get();
+  }
   return keep_program(c, std::move(fresh));
 }
 

@@ -5,11 +5,13 @@ none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering import kernel_errors
@@ -70,7 +72,7 @@ def all_values(
         segment, inputs, numbers, change, lowers: As of `replay`.
     """
     values: dict[int, Value] = dict(zip(segment.inputs(), inputs, strict=True))
-    with torch.no_grad():
+    with _plain_calls():
         for node in segment.nodes:
             results = _results(segment, node, values, numbers[node.numbers :], lowers)
             for slot, value in zip(node.outputs, results):
@@ -79,6 +81,18 @@ def all_values(
                     value = value.reshape(expected.shape).to(TO_TORCH[expected.dtype])
                     values[slot] = change(node.name, value)
     return values
+
+
+@contextmanager
+def _plain_calls() -> Iterator[None]:
+    """Calls as of a program without modes: a default device, autocast and the like are recorded."""
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
 
 
 def _results(
