@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import warnings
 from collections.abc import Callable, Iterable
 
@@ -143,30 +142,3 @@ def test_an_index_out_of_range_is_still_refused():
     with pytest.raises(IndexError):
         pieces(x, 3, 11).cpu()
     pieces(x, 3, 3).cpu()  # said once
-
-
-def test_words_of_other_threads_keep_their_date():
-    """A read of what a step made does not raise what a later one, of another thread, found."""
-    step = crops(6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecompileLimitWarning)
-        compiles(step, [0] * (2 * LIMIT))
-    errors: list[BaseException] = []
-    x, stop = torch.ones(9, 4, device="tpu"), threading.Event()
-
-    def other() -> None:
-        while not stop.is_set():
-            try:
-                (x[torch.tensor([20], device="tpu")] * 2).cpu()
-            except IndexError as error:
-                errors.append(error)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    try:
-        for _ in range(10):
-            step(0)
-    finally:
-        stop.set()
-        thread.join()
-    assert errors

@@ -191,9 +191,7 @@ class ProgramBuilder:
             self._padded.remember(s, program)
         return self._watched(program, s)
 
-    def _served(
-        self, s: Segment, arrays: list[Any], divides: bool
-    ) -> Program | list[Part] | None:
+    def _served(self, s: Segment, arrays: list[Any], divides: bool) -> Program | list[Part] | None:
         """A padded program for a segment, or its parts; None where it runs as it was recorded."""
         if not divides or not self.limit.is_reached(s, self._padded.form(s)):
             return self._padded.serve(s, arrays)

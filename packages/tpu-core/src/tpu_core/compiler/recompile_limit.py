@@ -1,4 +1,4 @@
-"""A limit on the programs that are compiled for one line, and the parts that a segment runs in beyond.
+"""A limit on the programs compiled for one line, and the parts that a segment runs in beyond it.
 
 A step may differ in every round in a way that no program on padded arrays serves: a crop that is
 resized, a different number of tensors that are joined. Compiled as a whole each round would be a
