@@ -17,7 +17,6 @@ from tpu_core.config import config
 from tpu_core.metrics import METRICS
 from tpu_core.padding.arrays import on_host
 from tpu_core.pjrt import client as pjrt
-from tpu_core.recorder.plan import NodePlan
 from tpu_core.verification.replay import is_cpu_op, replay
 
 # Ops whose kernels take long on a host: products of matrices, convolutions, attention.
@@ -32,14 +31,11 @@ def may_run_on_host(node: Node) -> bool:
     """Return whether a node may run by a CPU kernel: PyTorch has one, and it is no product."""
     if config().fallback == "error":
         return False
-    if node.plan is None:
+    plan = node.plan
+    if plan is None:
         return True
-    return is_cpu_op(node.plan) and not _is_heavy(node.plan)
-
-
-def _is_heavy(plan: NodePlan) -> bool:
-    names = (plan.compute.op, plan.op)
-    return any(_HEAVY.fullmatch(word) for name in names for word in re.split(r"[._]", name))
+    words = re.split(r"[._]", f"{plan.compute.op}.{plan.op}")
+    return is_cpu_op(plan) and not any(map(_HEAVY.fullmatch, words))
 
 
 class HostPart:
