@@ -95,7 +95,7 @@ class PaddedPrograms:
         return family is not None and family.recurring.own(s.key) is not None
 
     def problem(self, s: Segment) -> str | None:
-        """Why padded arrays do not serve a segment, where that is known."""
+        """Reason that padded arrays do not serve a segment, where that is known."""
         family = self._families.get(self._describe(s)[0])
         return family.problem if family else None
 

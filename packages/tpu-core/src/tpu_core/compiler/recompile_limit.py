@@ -37,7 +37,7 @@ PART = "part of a segment that varies"  # why such a segment ends, as pieces.cpp
 
 @dataclass(slots=True)
 class _Streak:
-    """How often the same came in a row."""
+    """Number of times that the same came in a row."""
 
     what: str = ""
     length: int = 0
