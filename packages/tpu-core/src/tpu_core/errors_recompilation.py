@@ -18,6 +18,10 @@ class RecompileLimitWarning(TpuWarning):
 
     ```console
     train.py:31: RecompileLimitWarning: [TPU1020] 8 programs were compiled for this step, and its...
+      first op that differs: aten.upsample_bilinear2d.default
+      not on padded arrays: the segment: a constant array depends on a size
+      from now on: what differs runs by CPU kernels, products aside, and the rest as programs
+      step ends at: train.py:34 in step
     ```
 
     **How to fix it.** Make the steps alike: pad to a few lengths and mask the rest, `torch.where(

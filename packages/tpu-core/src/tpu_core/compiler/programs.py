@@ -203,15 +203,16 @@ class ProgramBuilder:
         if self.limit.recurs(s, self._padded.form(s)):
             return self._padded.serve(s, arrays)
         parts = self.limit.parts(s)
-        self._warn_of_limit(s, parts is not None)
+        self._warn_of_limit(s, parts)
         return parts or self._padded.serve(s, arrays)
 
-    def _warn_of_limit(self, s: Segment, divided: bool) -> None:
-        found = self.limit.first_differing(s) if config().performance_warnings else None
+    def _warn_of_limit(self, s: Segment, parts: list[Part] | None) -> None:
+        found = self.limit.to_warn_of(s, parts) if config().performance_warnings else None
         if found is None:
             return
         node, programs = found
-        then = "it runs by CPU kernels" if divided else "each step is compiled"
+        in_parts = "what differs runs by CPU kernels, products aside, and the rest as programs"
+        then = in_parts if parts else "each such step is compiled"
         problem = self._padded.problem(s)
         warn_at(
             node.line or _last_line(s),

@@ -155,7 +155,7 @@ class RecompileLimit:
         bounds = [i for i in range(len(nodes)) if i == 0 or kinds[i] != kinds[i - 1]]
         return [(i, j, on_host[i]) for i, j in pairwise([*bounds, len(nodes)])]
 
-    def first_differing(self, s: Segment) -> tuple[Node, int] | None:
+    def to_warn_of(self, s: Segment, parts: list[Part] | None) -> tuple[Node, int] | None:
         """The op to warn of, and how many programs its line has; None for a line that had it.
 
         Parts are no segments of the user's.
@@ -164,8 +164,10 @@ class RecompileLimit:
         if s.cut == PART or site.warned:
             return None
         site.warned = True
-        differing = (n for n, d in zip(s.nodes, self._differing(s, site)) if d and n.line)
-        return next(differing, s.nodes[-1]), site.programs
+        on_host = [n for i, j, is_host in parts or () if is_host for n in s.nodes[i:j]]
+        differing = [n for n, d in zip(s.nodes, self._differing(s, site)) if d]
+        with_line = (n for n in [*on_host, *differing] if n.line)
+        return next(with_line, s.nodes[-1]), site.programs
 
     def _site(self, s: Segment) -> _Site:
         key = _key(s)
