@@ -13,7 +13,7 @@ class RecompileLimitWarning(TpuWarning):
     has no rule for padded arrays, as the resizing of crops, each step would be another program.
     After `TPU_RECOMPILE_LIMIT` programs for one line (8) what differs runs by PyTorch's CPU kernels
     from then on, and the ops before and after it as programs. The results are the same; on a TPU
-    each step copies what that part reads to the host, and waits. What comes again 32 times in a row
+    each step copies what that part reads to the host, and waits. What comes again 8 times in a row
     is compiled nevertheless. The warning comes once a line, at the first op that differs.
 
     ```console

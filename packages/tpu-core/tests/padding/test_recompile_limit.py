@@ -82,7 +82,7 @@ def test_what_cannot_be_padded_runs_by_cpu_kernels():
 def test_a_size_that_stays_is_compiled_beyond_the_limit():
     step = crops(2)
     compiles(step, [0] * (2 * LIMIT))
-    assert compiles(step, [29] * recompile_limit._RECURS) == 1
+    assert compiles(step, [29] * recompile_limit._IN_A_ROW) == 1
     before = METRICS.snapshot()
     assert compiles(step, [29]) == 0
     assert METRICS.delta(before)["host_parts"] == 0
@@ -97,7 +97,7 @@ def test_a_new_phase_of_many_sizes_is_padded():
         x = torch.randn(draw.randrange(9, 60), 5)
         torch.testing.assert_close(finish(x.to("tpu").cumsum(0)).cpu(), finish(x.cumsum(0)))
 
-    compiles(step, range(recompile_limit._RECURS + 8))
+    compiles(step, range(recompile_limit._OF_A_FORM + 8))
     before = METRICS.snapshot()
     assert compiles(step, range(10)) <= 1
     assert METRICS.delta(before)["host_parts"] == 0

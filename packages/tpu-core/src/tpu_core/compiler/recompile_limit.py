@@ -25,7 +25,10 @@ Part = tuple[int, int, bool]
 """First node, the node after the last, and whether CPU kernels run them."""
 
 _PART_SHARE = 2  # A line that ends a part may compile one part in so many of the limit.
-_RECURS = 32  # runs after which what comes again is compiled, as are sizes (`promotion.RUNS`)
+_IN_A_ROW = 8  # runs of a segment after which it is no longer one that differs,
+_OF_A_FORM = 16  # and of its form, in many sizes
+_RECURS = 32  # runs in all after which a segment is compiled, as are sizes (`promotion.RUNS`),
+_SHARE = 16  # if it is one of so many of those that its line ran in parts
 _ALLOWANCE = 4  # programs of a form that is the same all the time: two of sizes, two padded ones
 _MOST_SITES = 128
 _MOST_COMPARED = 8  # latest programs of a line
@@ -61,8 +64,8 @@ class _Site:
         refused: Labels of ops that cannot run on padded arrays.
         allowed: Programs that a form may yet have beyond the limit.
         key, form: Of the segments that had no program.
-        counts: The same, of each of the latest segments.
-        needed: Runs after which one of those is compiled: twice as many each time.
+        counts: Runs of each of the latest of them.
+        runs: Of all of them.
         warned: Whether the user knows.
     """
 
@@ -75,7 +78,7 @@ class _Site:
     key: _Streak = field(default_factory=_Streak)
     form: _Streak = field(default_factory=_Streak)
     counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    needed: int = _RECURS
+    runs: int = 0
     warned: bool = False
 
 
@@ -119,17 +122,13 @@ class RecompileLimit:
         in_a_row, of_the_form = site.key.add(s.key), site.form.add(form)
         count = site.counts.pop(s.key, 0) + 1
         site.counts[s.key] = count
+        site.runs += 1
         while len(site.counts) > _MOST_COUNTED:
             site.counts.popitem(last=False)
-        if of_the_form >= _RECURS and form not in site.forms:
+        if of_the_form >= _OF_A_FORM and form not in site.forms:
             site.allowed[form] = _ALLOWANCE
             return True
-        if in_a_row >= _RECURS:
-            return True
-        if count >= site.needed:
-            site.needed *= 2
-            return True
-        return False
+        return in_a_row >= _IN_A_ROW or (count >= _RECURS and count * _SHARE >= site.runs)
 
     def parts(self, s: Segment) -> list[Part] | None:
         """The parts to run a segment in, or None where none of them may run by CPU kernels."""
