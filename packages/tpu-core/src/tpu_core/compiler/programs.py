@@ -166,8 +166,10 @@ class ProgramBuilder:
             return together(s)
         if s.on_host and (program := self._host_program(s)) is not None:
             return self._watched(program, s)
+        reached = False
         if pads and arrays is not None:
-            served = self._served(s, arrays, divides and not s.on_host)
+            reached = divides and not s.on_host and self.limit.is_reached(s, self._padded.form(s))
+            served = self._served(s, arrays, reached)
             if isinstance(served, list):
                 return served
             if served is not None:
@@ -177,7 +179,11 @@ class ProgramBuilder:
         key = self._key(s)
         loaded = self.background.take(s, key)
         if loaded is None:
-            if missing is not None and self._runs_in_pieces(s, key, exported, missing):
+            # Beyond the limit one program for many sizes is wanted, not one for each op and size.
+            waits = missing is not None and not reached
+            if waits and self._runs_in_pieces(s, key, exported, missing or []):
+                if missing:  # ops that are programs to compile
+                    self.limit.made(s)
                 return None
             reason = self._padded.comment(s, self.explain(s)) if pads else self.explain(s)
             lower = functools.partial(segments.lower, s)
@@ -191,9 +197,15 @@ class ProgramBuilder:
             self._padded.remember(s, program)
         return self._watched(program, s)
 
-    def _served(self, s: Segment, arrays: list[Any], divides: bool) -> Program | list[Part] | None:
-        """A padded program for a segment, or its parts; None where it runs as it was recorded."""
-        if not divides or not self.limit.is_reached(s, self._padded.form(s)):
+    def _served(self, s: Segment, arrays: list[Any], reached: bool) -> Program | list[Part] | None:
+        """A padded program for a segment, or its parts; None where it runs as it was recorded.
+
+        Args:
+            s: The segment.
+            arrays: Its inputs.
+            reached: Whether its line is at the recompile limit.
+        """
+        if not reached:
             return self._padded.serve(s, arrays)
         padded = self._padded.serve(s, arrays, compiles=False)
         if padded is not None:
@@ -202,9 +214,14 @@ class ProgramBuilder:
             return None
         if self.limit.recurs(s, self._padded.form(s)):
             return self._padded.serve(s, arrays)
-        parts = self.limit.parts(s)
+        if (parts := self.limit.parts(s)) is None:
+            padded = self._padded.serve(s, arrays)
+            if padded is not None:
+                return padded
+            if self._padded.problem(s):
+                parts = self.limit.parts(s, by_sizes=True)
         self._warn_of_limit(s, parts)
-        return parts or self._padded.serve(s, arrays)
+        return parts
 
     def _warn_of_limit(self, s: Segment, parts: list[Part] | None) -> None:
         found = self.limit.to_warn_of(s, parts) if config().performance_warnings else None

@@ -19,7 +19,7 @@ from itertools import groupby, pairwise
 from tpu_core.compiler.host_parts import may_run_on_host
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.config import config
-from tpu_core.padding.recording import describe, form_of_node
+from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
 
 Part = tuple[int, int, bool]
 """First node, the node after the last, and whether CPU kernels run them."""
@@ -60,6 +60,7 @@ class _Site:
         unread: The latest ones that are not among the following. Describing a training step takes
             as long as recording it, and most lines never come to the limit.
         ops: Of the latest ones, the form of each op: a hash of its arguments without sizes.
+        sizes: The same with sizes.
         forms: Digests of their forms.
         refused: Labels of ops that cannot run on padded arrays.
         allowed: Programs that a form may yet have beyond the limit.
@@ -72,6 +73,7 @@ class _Site:
     programs: int = 0
     unread: deque[Segment] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
     ops: deque[array[int]] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
+    sizes: deque[array[int]] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
     forms: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     allowed: dict[str, int] = field(default_factory=dict)
@@ -125,18 +127,30 @@ class RecompileLimit:
         site.runs += 1
         while len(site.counts) > _MOST_COUNTED:
             site.counts.popitem(last=False)
+        if count >= _RECURS and count * _SHARE >= site.runs:
+            return True
+        if s.cut == PART:  # one segment may have many that are the same
+            return False
         if of_the_form >= _OF_A_FORM and form not in site.forms:
             site.allowed[form] = _ALLOWANCE
             return True
-        return in_a_row >= _IN_A_ROW or (count >= _RECURS and count * _SHARE >= site.runs)
+        return in_a_row >= _IN_A_ROW
 
-    def parts(self, s: Segment) -> list[Part] | None:
-        """The parts to run a segment in, or None where none of them may run by CPU kernels."""
+    def parts(self, s: Segment, by_sizes: bool = False) -> list[Part] | None:
+        """The parts to run a segment in, or None where none of them may run by CPU kernels.
+
+        Args:
+            s: The segment.
+            by_sizes: Whether an op differs that had other sizes, where no form of an op differs:
+                padded arrays do not serve them.
+        """
         site = self._site(s)
         nodes = s.nodes
         if len(nodes) == 1:
             return [(0, 1, True)] if may_run_on_host(nodes[0]) else None
         differs = self._differing(s, site)
+        if by_sizes and not any(differs):
+            differs = self._resized(s, site)
         on_host = [d and may_run_on_host(n) for d, n in zip(differs, nodes)]
         if not any(on_host):
             return None
@@ -182,6 +196,11 @@ class RecompileLimit:
         refused = set(site.refused)
         return [begin <= i < end or n.label in refused for i, n in enumerate(s.nodes)]
 
+    def _resized(self, s: Segment, site: _Site) -> list[bool]:
+        forms, sizes = _forms(s), _sizes(s)
+        others = [z for f, z in zip(list(site.ops), list(site.sizes)) if f == forms]
+        return [any(z[i] != n for z in others) for i, n in enumerate(sizes)]
+
 
 def _key(s: Segment) -> tuple[bool, str, str]:
     # What combines the words of checks has no line.
@@ -194,6 +213,7 @@ def _read(site: _Site) -> None:
         s = site.unread.popleft()
         form = describe(s)[0]
         site.ops.append(_forms(s))
+        site.sizes.append(_sizes(s))
         site.forms.add(form)
         if left := site.allowed.get(form):
             site.allowed[form] = left - 1
@@ -203,6 +223,10 @@ def _forms(s: Segment) -> array[int]:
     return array(
         "q", [hash(n.name if n.name == _COMBINE else (n.name, form_of_node(n))) for n in s.nodes]
     )
+
+
+def _sizes(s: Segment) -> array[int]:
+    return array("q", [hash((n.name, sizes_of_node(n))) for n in s.nodes])
 
 
 def _differing(forms: array[int], others: Sequence[array[int]]) -> tuple[int, int]:

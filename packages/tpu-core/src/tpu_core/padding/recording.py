@@ -45,6 +45,11 @@ def form_of_node(node: Node) -> str:
     return _node(node)[0]
 
 
+def sizes_of_node(node: Node) -> tuple[tuple[int, ...], ...]:
+    """The integers of a node that may vary: sizes, places and arguments that are sizes."""
+    return _node(node)[1:]
+
+
 _Described = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
