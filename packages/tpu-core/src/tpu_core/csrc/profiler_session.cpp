@@ -15,6 +15,7 @@
 #define TPU_HAS_PROFILER_REGISTRY 1
 #endif
 
+#include <array>
 #include <memory>
 #include <set>
 #include <string>
@@ -27,10 +28,13 @@ namespace {
 
 using libkineto::ActivityType;
 
+// By `tpu_core.profiler.rows.Kind`. PRIVATEUSE1_RUNTIME is 23 in torch 2.11, and 24 from 2.13 on.
+constexpr std::array kRowTypes{
+    ActivityType::GPU_USER_ANNOTATION, ActivityType::GPU_MEMCPY, ActivityType::CONCURRENT_KERNEL,
+    ActivityType::PRIVATEUSE1_RUNTIME};
+
 const std::set<ActivityType>& row_types() {
-  static const std::set<ActivityType> types{
-      ActivityType::GPU_MEMCPY, ActivityType::GPU_USER_ANNOTATION, ActivityType::CONCURRENT_KERNEL,
-      ActivityType::PRIVATEUSE1_RUNTIME};
+  static const std::set<ActivityType> types(kRowTypes.begin(), kRowTypes.end());
   return types;
 }
 
@@ -111,10 +115,10 @@ class Session final : public libkineto::IActivityProfilerSession {
   void popCorrelationId() override { pop_correlation(); }
 
  private:
-  // (type, name, start, end, device, resource, correlation, flow, starts the flow, [(key, value)]), texts as in JSON. A row of
+  // (kind, name, start, end, device, resource, correlation, flow, starts the flow, [(key, value)]), texts as in JSON. A row of
   // the host's that has a correlation lies at the start of the row that it is correlated with.
   void add(const py::tuple& r, const libkineto::getLinkedActivityCallback& linked) {
-    const auto type = static_cast<ActivityType>(r[0].cast<int>());
+    const auto type = kRowTypes.at(r[0].cast<size_t>());
     const auto correlation = r[6].cast<int64_t>();
     const auto* host = correlation ? linked(static_cast<int32_t>(correlation)) : nullptr;
     const bool is_marker = type == ActivityType::PRIVATEUSE1_RUNTIME && correlation;

@@ -10,12 +10,14 @@ from typing import Any
 
 
 class Kind(IntEnum):
-    """Kineto's activity types; the numbers are ``libkineto::ActivityType``."""
+    """Kinds of rows, by their index in ``kRowTypes`` of ``csrc/profiler_session.cpp``: the numbers
+    of Kineto's activity types differ between releases of torch.
+    """
 
-    PROGRAM = 2  # GPU_USER_ANNOTATION: shown, and not summed with the ops inside it
-    TRANSFER = 3  # GPU_MEMCPY
-    OP = 5  # CONCURRENT_KERNEL
-    HOST = 24  # PRIVATEUSE1_RUNTIME
+    PROGRAM = 0  # GPU_USER_ANNOTATION: shown, and not summed with the ops inside it
+    TRANSFER = 1  # GPU_MEMCPY
+    OP = 2  # CONCURRENT_KERNEL
+    HOST = 3  # PRIVATEUSE1_RUNTIME
 
 
 @dataclass(slots=True)
