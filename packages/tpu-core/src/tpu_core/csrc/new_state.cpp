@@ -1,5 +1,7 @@
 #include "new_state.h"
 
+#include "threads.h"
+
 #include "pieces.h"
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 
 #include "checks.h"
 #include "host_kernels.h"
+#include "memory.h"
 #include "new_state.h"
 #include "program.h"
 #include "python.h"

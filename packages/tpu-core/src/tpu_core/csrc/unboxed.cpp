@@ -5,29 +5,46 @@
 #include "record.h"
 
 #include <array>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 namespace tpu {
 namespace {
 
-// An argument of a kernel as the recorder reads it; tensors are borrowed from the caller.
-template <typename T>
-c10::IValue argument(const T& value) {
-  return value;
-}
-c10::IValue argument(const at::Tensor& t) {
-  return c10::MaybeOwnedTraits<at::Tensor>::createBorrow(t);
-}
-
-template <size_t n>
-struct Arguments {
-  std::array<c10::IValue, n> values;
-
-  ~Arguments() {
-    for (auto& v : values)
+// The arguments of a kernel as the recorder reads them. Tensors are borrowed from the caller: they are made
+// without counting a reference, and let go of without ending one. Both ends are in this class, as a tensor
+// that is counted on one side alone leaks, or is freed under the caller.
+template <typename... Args>
+class BorrowedArguments {
+ public:
+  explicit BorrowedArguments(const std::remove_reference_t<Args>&... args)
+      : values_{borrow(args)...} {}
+  BorrowedArguments(const BorrowedArguments&) = delete;
+  BorrowedArguments& operator=(const BorrowedArguments&) = delete;
+  ~BorrowedArguments() {
+    for (auto& v : values_)
       if (v.isTensor()) c10::MaybeOwnedTraits<c10::IValue>::destroyBorrow(v);
   }
+
+  const c10::IValue* data() const { return values_.data(); }
+  torch::jit::Stack stack() const { return torch::jit::Stack(values_.begin(), values_.end()); }
+
+ private:
+  template <typename T>
+  static c10::IValue borrow(const T& value) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      return c10::MaybeOwnedTraits<at::Tensor>::createBorrow(value);
+    } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+      return value ? c10::IValue(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(*value))
+                   : c10::IValue();
+    } else {
+      static_assert(!std::is_constructible_v<at::Tensor, T>, "tensors are borrowed");
+      return value;
+    }
+  }
+
+  std::array<c10::IValue, sizeof...(Args)> values_;
 };
 
 template <typename Result, typename... Args>
@@ -37,18 +54,18 @@ class Unboxed {
 
   Result operator()(Args... args) {
     if (!description_) description_ = describe_op(op_);
-    const Arguments<sizeof...(Args)> arguments{{argument(args)...}};
-    if (has_lazy_bits(arguments.values.data(), sizeof...(Args))) {
-      torch::jit::Stack stack(arguments.values.begin(), arguments.values.end());
+    const BorrowedArguments<Args...> arguments(args...);
+    if (has_lazy_bits(arguments.data(), sizeof...(Args))) {
+      auto stack = arguments.stack();
       record_resolved(*description_, op_, &stack);
       if constexpr (std::is_reference_v<Result>) return std::get<0>(std::tie(args...));
       else return std::move(stack[0]).toTensor();
     }
-    auto recorded = record_call(*description_, arguments.values.data());
+    auto recorded = record_call(*description_, arguments.data());
     if (recorded.results) {
       if constexpr (!std::is_reference_v<Result>) return std::move((*recorded.results)[0]).toTensor();
     } else if (recorded.handler) {
-      torch::jit::Stack stack(arguments.values.begin(), arguments.values.end());
+      auto stack = arguments.stack();
       call_python(recorded.handler, *description_, op_, &stack);
       if constexpr (!std::is_reference_v<Result>) return std::move(stack[0]).toTensor();
     } else if constexpr (!std::is_reference_v<Result>) {
