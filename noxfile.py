@@ -82,7 +82,7 @@ STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
 # A file that changes what an editable install has built or recorded; other Python files are read
 # from the source tree.
-BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/*")
+BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/**/*.*")
 
 # `nox -s NAME --python 3.11` finds the sessions; the shared environment replaces nox's own.
 session = nox.session(python=PYTHON, venv_backend="none")

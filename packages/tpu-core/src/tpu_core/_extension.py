@@ -42,7 +42,7 @@ def builds() -> dict[str, Path]:
 def sources_digest() -> str:
     """SHA-256 of the C++ sources, in hex."""
     digest = hashlib.sha256()
-    for path in sorted(CSRC.glob("*.*")):
+    for path in sorted(CSRC.rglob("*.*")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,7 +1,7 @@
 """The recorded history of device memory: snapshots in PyTorch's format, and the peak by line.
 
 The extension records each allocation and each free with the stack of the thread
-(``csrc/memory_history.cpp``). PJRT has no caching allocator that a process could look into, so each
+(``csrc/values/memory_history.cpp``). PJRT has no caching allocator that a process could look into, so each
 allocation is a segment of its own, whose address is made up and used once.
 """
 
@@ -19,7 +19,7 @@ _LARGE = 1 << 20  # of a segment that memory_viz calls "large"
 
 
 class Event(enum.IntEnum):
-    """Events as ``csrc/memory_history.cpp`` numbers them."""
+    """Events as ``csrc/values/memory_history.cpp`` numbers them."""
 
     ALLOCATION = 0
     FREE = 1
