@@ -178,6 +178,7 @@ def prepare(s: nox.Session, *groups: str) -> None:
 def step_lint(s: nox.Session) -> None:
     python(s, "-m", "ruff", "check", ".")
     python(s, "-m", "ruff", "format", "--check", ".")
+    python(s, ROOT / "tools" / "cpp_format.py", "--check")
     python(s, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
     python(s, "tools/vocabulary.py")
 

@@ -58,7 +58,7 @@ if MINOR not in TORCH.specifier:
 
 
 def write_if_changed(path: Path, text: str) -> str:
-    """Write a generated source, whose date stays where it is the same; its path for the compiler."""
+    """Write a generated source unless it is the same; its path from here."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
@@ -66,12 +66,12 @@ def write_if_changed(path: Path, text: str) -> str:
 
 
 def translation_units() -> list[str]:
-    """The files that are compiled: one for each unit of layers, which includes their sources, or each
-    source by itself where ``TPU_CORE_SEPARATE=1``.
+    """Sources to compile: a file for each of `UNITS`, which includes those of its layers.
 
-    pybind11 and PyTorch cost each translation unit 5 s beyond their precompiled header, mostly code
-    that the linker drops again: 45 units build in 200 s on two cores, these in 60. Both ways must
-    work: `tests/test_csrc.py` looks for names that sources of a unit share.
+    With ``TPU_CORE_SEPARATE=1`` each source is compiled by itself. pybind11 and PyTorch cost every
+    translation unit 5 s beyond their precompiled header, mostly code that the linker drops again:
+    on two cores 40 units take three times as long as these four. Both ways must work, so
+    `tests/test_csrc.py` looks for names that sources of a unit share.
     """
     if SEPARATE:
         found = [str(path.relative_to(HERE)) for path in sorted(CSRC.rglob("*.cpp"))]

@@ -1,4 +1,4 @@
-"""Kernels that take arguments without boxing borrow their tensors: no call keeps or loses a reference."""
+"""References of tensors in calls of kernels that take arguments without boxing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The recorded history of device memory: snapshots in PyTorch's format, and the peak by line.
 
 The extension records each allocation and each free with the stack of the thread
-(``csrc/values/memory_history.cpp``). PJRT has no caching allocator that a process could look into, so each
-allocation is a segment of its own, whose address is made up and used once.
+(``csrc/values/memory_history.cpp``). PJRT has no caching allocator that a process could look into,
+so each allocation is a segment of its own, whose address is made up and used once.
 """
 
 from __future__ import annotations

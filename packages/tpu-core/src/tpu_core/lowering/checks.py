@@ -30,7 +30,8 @@ from tpu_core.pjrt.jax_compat import current_trace
 OFF, DEFAULT, ALL = range(3)
 """Levels, of which the extension knows the numbers: see ``TPU_CHECKS``."""
 
-# The place of a node among those of a word stands above the number of its check (csrc/recorder/checks.cpp).
+# The place of a node among those of a word stands above the number of its check
+# (csrc/recorder/checks.cpp).
 _NODE_SHIFT = 20
 # More words are searched for the first that says something; fewer are compared one by one.
 _MANY = 64
