@@ -1,23 +1,23 @@
 // The Python module `tpu_core._C`.
-#include "recorder/call.h"
-#include "custom_ops/callable.h"
-#include "recorder/checks.h"
-#include "custom_ops/defined_ops.h"
-#include "values/device.h"
-#include "execution/host_kernels.h"
-#include "runtime/source_location.h"
-#include "custom_ops/list_calls.h"
-#include "values/memory.h"
-#include "values/memory_history.h"
 #include "collectives/process_group.h"
+#include "collectives/ring.h"
+#include "custom_ops/callable.h"
+#include "custom_ops/defined_ops.h"
+#include "custom_ops/list_calls.h"
+#include "execution/host_kernels.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
 #include "recorder/async_value.h"
-#include "collectives/ring.h"
-#include "runtime/python.h"
+#include "recorder/call.h"
+#include "recorder/checks.h"
 #include "recorder/record.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
+#include "runtime/python.h"
+#include "runtime/source_location.h"
+#include "values/device.h"
+#include "values/memory.h"
+#include "values/memory_history.h"
 
 #include <ATen/ScalarOps.h>
 #include <pthread.h>
@@ -92,10 +92,10 @@ py::object value_array(const at::Tensor& t, const char* reason) {
 
 at::Tensor from_array(py::object array, const at::Tensor& like, bool shared) {
   auto* cell = cell_of(like);
-  Layout layout{like.scalar_type(), Dims(like.sizes().begin(), like.sizes().end()),
-                Dims(like.strides().begin(), like.strides().end())};
-  auto value = make_value(
-      layout, like.storage().nbytes(), like.device().index(), State::Pending);
+  Layout layout{
+      like.scalar_type(), Dims(like.sizes().begin(), like.sizes().end()),
+      Dims(like.strides().begin(), like.strides().end())};
+  auto value = make_value(layout, like.storage().nbytes(), like.device().index(), State::Pending);
   value->set_array(array.release().ptr());
   value->shared = shared;
   WithoutGil no_gil;
@@ -125,7 +125,7 @@ py::object mode_tuple(const Mode& m) {
 Mode mode_of(const py::tuple& t) {
   PyObject* inspect = t[2].is_none() ? nullptr : py::object(t[2]).release().ptr();
   return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect,
-          t[3].cast<bool>(), t[4].cast<bool>(),    t[5].cast<bool>()};
+          t[3].cast<bool>(),    t[4].cast<bool>(), t[5].cast<bool>()};
 }
 
 }  // namespace
@@ -145,7 +145,8 @@ bool PythonError::is_interruption() const {
 }
 
 PythonError::~PythonError() {
-  for (auto** object : {&type, &value, &traceback}) release_reference(std::exchange(*object, nullptr));
+  for (auto** object : {&type, &value, &traceback})
+    release_reference(std::exchange(*object, nullptr));
 }
 
 Function callback(const char* name) {
@@ -265,7 +266,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("note_out_of_memory", &note_out_of_memory);
   m.def("set_memory_checked", &set_memory_checked);
   m.def("memory_is_checked", &memory_is_checked);
-  m.def("add_undo", [](int device, py::handle f) { add_undo(static_cast<int16_t>(device), f.ptr()); });
+  m.def("add_undo", [](int device, py::handle f) {
+    add_undo(static_cast<int16_t>(device), f.ptr());
+  });
   m.def("value_array", &value_array);
   m.def("mark_shared", [](const at::Tensor& t) { cell_of(t)->value->shared = true; });
   m.def("is_whole", &is_whole);

@@ -7,10 +7,10 @@
 #include "values/memory.h"
 #include "values/value.h"
 
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
-#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <optional>
 #include <string>
@@ -125,8 +125,9 @@ class PythonBackend final : public c10d::Backend {
   PythonBackend(int rank, int size, std::string name, double timeout, py::object object)
       : Backend(rank, size),
         name_(name),
-        options_(c10::make_intrusive<Options>(
-            std::move(name), std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3)))),
+        options_(
+            c10::make_intrusive<Options>(
+                std::move(name), std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3)))),
         impl_(std::move(object)) {}
 
   const std::string getBackendName() const override { return name_; }
@@ -136,8 +137,7 @@ class PythonBackend final : public c10d::Backend {
 
   // Null on a rank of this group that is not among those of the new one.
   c10::intrusive_ptr<Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<Options>& options) override {
     py::gil_scoped_acquire gil;
     const py::object made =
@@ -166,14 +166,16 @@ class PythonBackend final : public c10d::Backend {
   WorkPtr allgather(TensorLists& out, Tensors& in, const c10d::AllgatherOptions& o) override {
     return work("all_gather", out, in, o);
   }
-  WorkPtr allgather_coalesced(TensorLists& out, Tensors& in, const c10d::AllgatherOptions& o) override {
+  WorkPtr allgather_coalesced(
+      TensorLists& out, Tensors& in, const c10d::AllgatherOptions& o) override {
     // As gloo has it: a list for each rank, not for each input.
     TensorLists by_input(in.size());
     for (const auto& of_rank : out)
       for (size_t i = 0; i < in.size(); ++i) by_input[i].push_back(of_rank.at(i));
     return work("all_gather", by_input, in, o);
   }
-  WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& o) override {
+  WorkPtr _allgather_base(
+      at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& o) override {
     return work("all_gather_into_tensor", Tensors{out}, Tensors{in}, o);
   }
   WorkPtr allgather_into_tensor_coalesced(
@@ -186,7 +188,8 @@ class PythonBackend final : public c10d::Backend {
   WorkPtr scatter(Tensors& out, TensorLists& in, const c10d::ScatterOptions& o) override {
     return work("scatter", out, in, o.rootRank, o);
   }
-  WorkPtr reduce_scatter(Tensors& out, TensorLists& in, const c10d::ReduceScatterOptions& o) override {
+  WorkPtr reduce_scatter(
+      Tensors& out, TensorLists& in, const c10d::ReduceScatterOptions& o) override {
     return work("reduce_scatter", out, in, o.reduceOp, o);
   }
   WorkPtr _reduce_scatter_base(
@@ -198,11 +201,8 @@ class PythonBackend final : public c10d::Backend {
     return work("reduce_scatter_tensor", out, in, o.reduceOp, o);
   }
   WorkPtr alltoall_base(
-      at::Tensor& out,
-      at::Tensor& in,
-      std::vector<int64_t>& out_sizes,
-      std::vector<int64_t>& in_sizes,
-      const c10d::AllToAllOptions& o) override {
+      at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
+      std::vector<int64_t>& in_sizes, const c10d::AllToAllOptions& o) override {
     return work("all_to_all_single", out, in, out_sizes, in_sizes, o);
   }
   WorkPtr alltoall(Tensors& out, Tensors& in, const c10d::AllToAllOptions& o) override {
@@ -240,7 +240,8 @@ class PythonBackend final : public c10d::Backend {
   template <typename... Args>
   WorkPtr work(const char* method, Args&&... args) const {
     py::gil_scoped_acquire gil;
-    return c10::make_intrusive<PythonWork>(impl_.call(method, argument(std::forward<Args>(args))...));
+    return c10::make_intrusive<PythonWork>(
+        impl_.call(method, argument(std::forward<Args>(args))...));
   }
 
   std::string name_;

@@ -71,8 +71,10 @@ class Ring {
         rank_(rank),
         size_(size),
         part_elements_((source.numel() + size - 1) / size),
-        segment_(at::empty(
-            {std::min(part_elements_, kSegmentBytes / source.element_size())}, source.options())) {}
+        segment_(
+            at::empty(
+                {std::min(part_elements_, kSegmentBytes / source.element_size())},
+                source.options())) {}
 
   void run(int next, int previous, std::chrono::steady_clock::time_point deadline) {
     const int parts = 2 * (size_ - 1);
@@ -113,7 +115,8 @@ class Ring {
     }
     const int64_t ready = sendable() - sending_.bytes;
     if (ready == 0) return false;
-    const auto* from = static_cast<const char*>((sending_.part == 0 ? source_ : out_).const_data_ptr());
+    const auto* from =
+        static_cast<const char*>((sending_.part == 0 ? source_ : out_).const_data_ptr());
     const ssize_t sent =
         ::send(socket, from + begin + sending_.bytes, ready, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) return may_try_again();
@@ -153,14 +156,16 @@ class Ring {
     return false;
   }
 
-  void wait(int next, int previous, int parts, std::chrono::steady_clock::time_point deadline) const {
+  void wait(
+      int next, int previous, int parts, std::chrono::steady_clock::time_point deadline) const {
     const bool sends = sending_.part < parts && sendable() > sending_.bytes;
     pollfd sockets[] = {
         {sends ? next : -1, POLLOUT, 0}, {receiving_.part < parts ? previous : -1, POLLIN, 0}};
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) throw SocketError{ETIMEDOUT};
-    const int ready = poll(sockets, 2, static_cast<int>(std::min<int64_t>(left.count(), INT32_MAX)));
+    const int ready =
+        poll(sockets, 2, static_cast<int>(std::min<int64_t>(left.count(), INT32_MAX)));
     if (ready >= 0) return;
     if (errno != EINTR) throw SocketError{errno};
     py::gil_scoped_acquire gil;
@@ -179,18 +184,8 @@ class Ring {
 // Reduces `elements` at the address `source`, times `factor`, over all ranks into `out`, which may be the same,
 // and divides by `divisor`.
 void ring_all_reduce(
-    uintptr_t source,
-    uintptr_t out,
-    int64_t elements,
-    py::handle dtype,
-    const std::string& op,
-    double factor,
-    int divisor,
-    int rank,
-    int size,
-    int next,
-    int previous,
-    double seconds) {
+    uintptr_t source, uintptr_t out, int64_t elements, py::handle dtype, const std::string& op,
+    double factor, int divisor, int rank, int size, int next, int previous, double seconds) {
   const Reduce reduce = reduce_of(op);
   const auto type = py::cast<at::ScalarType>(dtype);
   int error = 0;
@@ -217,8 +212,6 @@ void ring_all_reduce(
 
 }  // namespace
 
-void register_ring(py::module_& m) {
-  m.def("ring_all_reduce", &ring_all_reduce);
-}
+void register_ring(py::module_& m) { m.def("ring_all_reduce", &ring_all_reduce); }
 
 }  // namespace tpu

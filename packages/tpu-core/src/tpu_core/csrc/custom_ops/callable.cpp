@@ -6,8 +6,7 @@ namespace tpu {
 namespace {
 
 struct CallableObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   std::function<PyObject*(const PythonCall&)>* body;
 };
 

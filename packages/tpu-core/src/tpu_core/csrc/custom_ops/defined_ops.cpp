@@ -25,7 +25,8 @@ template <typename F>
 void each_tensor(c10::ArrayRef<c10::IValue> values, F f) {
   for (const auto& v : values) {
     if (v.isTensor()) f(v.toTensor());
-    else if (v.isTensorList()) for (const at::Tensor& t : v.toTensorList()) f(t);
+    else if (v.isTensorList())
+      for (const at::Tensor& t : v.toTensorList()) f(t);
     else if (v.isOptionalTensorList())
       for (const std::optional<at::Tensor>& t : v.toOptionalTensorList()) f(t ? *t : at::Tensor());
     else if (v.isList() && v.toListRef().size() && v.toListRef()[0].isTensor())
@@ -66,13 +67,14 @@ struct BackwardCall {
   explicit BackwardCall(Companion& b) : backward(b) {}
 
   Companion& backward;
-  std::vector<Kind> kinds;             // of each argument
-  std::vector<c10::IValue> others;     // arguments that are no tensors; lengths of lists
-  std::vector<int64_t> positions;      // of the tensors that a gradient leads to, lists flattened
+  std::vector<Kind> kinds;          // of each argument
+  std::vector<c10::IValue> others;  // arguments that are no tensors; lengths of lists
+  std::vector<int64_t> positions;   // of the tensors that a gradient leads to, lists flattened
 
   // The gradients at `positions`, undefined where one is not `needed`.
   variable_list operator()(
-      const variable_list& gradients, const variable_list& tensors, const std::vector<bool>& needed) const {
+      const variable_list& gradients, const variable_list& tensors,
+      const std::vector<bool>& needed) const {
     torch::jit::Stack stack;
     c10::List<std::optional<at::Tensor>> given;
     for (const auto& g : gradients) given.push_back(g.defined() ? std::optional(g) : std::nullopt);
@@ -131,7 +133,10 @@ struct Derivative final : torch::autograd::Node {
     for (const auto& v : arguments) {
       const bool optional = v.isOptionalTensorList(), list = optional || v.isTensorList();
       call_.kinds.push_back(
-          v.isTensor() ? Kind::Tensor : optional ? Kind::OptionalList : list ? Kind::List : Kind::Other);
+          v.isTensor()   ? Kind::Tensor
+              : optional ? Kind::OptionalList
+              : list     ? Kind::List
+                         : Kind::Other);
       call_.others.push_back(v.isTensor() ? c10::IValue() : list ? c10::IValue(length(v)) : v);
     }
   }
@@ -170,7 +175,8 @@ struct Derivative final : torch::autograd::Node {
       if (t.defined()) present.emplace_back(t);
     }
     const auto function = [call = call_, defined, needed = needed()](
-                              const variable_list& gradients, const std::vector<c10::IValue>& given) {
+                              const variable_list& gradients,
+                              const std::vector<c10::IValue>& given) {
       auto next = given.begin();
       variable_list filled;
       for (const bool d : defined) filled.push_back(d ? (next++)->toTensor() : at::Tensor());
@@ -217,12 +223,12 @@ bool has_derivative(const at::Tensor& t) {
 void set_history(at::Tensor t, const NodePtr<Derivative>& node) {
   if (has_derivative(t))
     torch::autograd::impl::set_gradient_edge(t, {node, node->add_input_metadata(t)});
-  else
-    node->add_input_metadata(torch::autograd::Node::undefined_input());
+  else node->add_input_metadata(torch::autograd::Node::undefined_input());
 }
 
 // The arguments without their tangents, which are appended to `tangents`, undefined for none.
-c10::IValue without_tangents(const c10::IValue& value, c10::List<std::optional<at::Tensor>>& tangents) {
+c10::IValue without_tangents(
+    const c10::IValue& value, c10::List<std::optional<at::Tensor>>& tangents) {
   const auto primal = [&](const at::Tensor& t) {
     const auto tangent = t.defined() ? t._fw_grad(0) : at::Tensor();
     tangents.push_back(tangent.defined() ? std::optional(tangent) : std::nullopt);
@@ -248,7 +254,8 @@ c10::IValue without_tangents(const c10::IValue& value, c10::List<std::optional<a
 // The autograd kernel of an op.
 class Differentiable final : public c10::OperatorKernel {
  public:
-  Differentiable(Companion& backward, Companion& forward) : backward_(backward), forward_(forward) {}
+  Differentiable(Companion& backward, Companion& forward)
+      : backward_(backward), forward_(forward) {}
 
   void operator()(
       const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -318,8 +325,9 @@ void register_differentiable(
   auto* backward = new Companion(name, "_backward", std::move(define_backward));
   auto* forward = new Companion(name, "_jvp", std::move(define_forward));
   register_autograd(
-      name, torch::CppFunction::makeFromBoxedFunctor(
-                std::make_unique<Differentiable>(*backward, *forward)));
+      name,
+      torch::CppFunction::makeFromBoxedFunctor(
+          std::make_unique<Differentiable>(*backward, *forward)));
 }
 
 void register_not_differentiable(const std::string& name) {

@@ -70,7 +70,8 @@ PyObject* record_list(
   auto recorded = record_call(description, arguments.data());
   if (recorded.handler) return nullptr;
   if (recorded.results)
-    for (const at::Tensor& t : recorded.results->at(0).toTensorVector()) recorded.fresh.push_back(t);
+    for (const at::Tensor& t : recorded.results->at(0).toTensorVector())
+      recorded.fresh.push_back(t);
   py::list results(recorded.fresh.size());
   for (size_t i = 0; i < recorded.fresh.size(); ++i) {
     PyObject* made = THPVariable_Wrap(std::move(recorded.fresh[i]));

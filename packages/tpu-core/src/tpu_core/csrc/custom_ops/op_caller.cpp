@@ -29,8 +29,7 @@ bool push_list(torch::jit::Stack& stack, PyObject* value, const c10::Argument& e
 // Takes an argument of exactly the schema's type; what needs a conversion is left to PyTorch.
 bool push(torch::jit::Stack& stack, PyObject* value, const c10::Argument& expected) {
   switch (expected.type()->kind()) {
-    case c10::TypeKind::ListType:
-      return push_list(stack, value, expected);
+    case c10::TypeKind::ListType: return push_list(stack, value, expected);
     case c10::TypeKind::TensorType:
       if (!THPVariable_CheckExact(value)) return false;
       stack.emplace_back(THPVariable_Unpack(value));
@@ -47,8 +46,7 @@ bool push(torch::jit::Stack& stack, PyObject* value, const c10::Argument& expect
     case c10::TypeKind::StringType:
       if (!PyUnicode_CheckExact(value)) return false;
       break;
-    default:
-      return false;
+    default: return false;
   }
   stack.push_back(torch::jit::toIValue(value, expected.type()));
   return true;
@@ -74,7 +72,8 @@ PyObject* returned(torch::jit::Stack&& stack) {
     return THPVariable_Wrap(std::move(stack[0]).toTensor());
   if (stack.size() == 1 && stack[0].isTensorList()) {
     const auto tensors = stack[0].toTensorList();
-    auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+    auto list =
+        py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
     if (!list) throw py::error_already_set();
     for (size_t i = 0; i < tensors.size(); ++i)
       PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(tensors.get(i)));

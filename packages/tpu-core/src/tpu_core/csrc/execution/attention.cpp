@@ -46,7 +46,8 @@ bool cpu_kernel_takes(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, double dropout) {
   if (dropout != 0 || query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
-  if (query.size(1) != key.size(1) || query.size(3) != key.size(3) || query.size(3) != value.size(3))
+  if (query.size(1) != key.size(1) || query.size(3) != key.size(3) ||
+      query.size(3) != value.size(3))
     return false;
   for (const at::Tensor* t : {&query, &key, &value})
     if (t->numel() == 0 || t->stride(-1) != 1) return false;
@@ -56,8 +57,8 @@ bool cpu_kernel_takes(
 
 int64_t fused_sdp_choice(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
-    bool enable_gqa) {
+    const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+    std::optional<double> scale, bool enable_gqa) {
   const auto& context = at::globalContext();
   // CPU kernels and programs of the same ops, so that a segment may go from one to the other. What is
   // traced becomes a program.
@@ -70,7 +71,8 @@ int64_t fused_sdp_choice(
   const bool one_op = fused && one_op_takes(query, key, value, mask, enable_gqa);
   TORCH_CHECK(
       one_op || context.userEnabledMathSDP(),
-      "No viable backend for scaled_dot_product_attention was found. ", fused
+      "No viable backend for scaled_dot_product_attention was found. ",
+      fused
           ? "The fused op does not take these shapes or dtypes, and SDPBackend.MATH is turned off."
           : "This is likely due to turning off both the math kernel and the fused kernels.");
   return static_cast<int64_t>(one_op ? at::SDPBackend::overrideable : at::SDPBackend::math);

@@ -1,12 +1,12 @@
 #include "execution/host_kernels.h"
 
-#include "values/device.h"
-#include "runtime/source_location.h"
-#include "values/memory.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
+#include "runtime/source_location.h"
+#include "values/device.h"
+#include "values/memory.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -57,8 +57,8 @@ void bring_to_host(const ValuePtr& v) {
     if (v->state == State::Host && is_in_memory_order(v->host, l)) return;
     if (v->state == State::Host) host = v->host;
     if (v->state == State::Uninitialized)
-      host = l.untyped ? at::zeros({static_cast<int64_t>(v->nbytes)}, at::kByte)
-                       : memory_like(l, {});
+      host =
+          l.untyped ? at::zeros({static_cast<int64_t>(v->nbytes)}, at::kByte) : memory_like(l, {});
   }
   if (!host.defined()) {
     host = host_memory(v);
@@ -154,8 +154,8 @@ class Results {
   // The value of a storage that holds the memory of a CPU tensor.
   ValuePtr value_of(const at::Tensor& t) const {
     const size_t nbytes = t.storage().nbytes();
-    const bool is_whole = t.storage_offset() == 0 && t.nbytes() == nbytes &&
-        is_dense(t.sizes(), t.strides());
+    const bool is_whole =
+        t.storage_offset() == 0 && t.nbytes() == nbytes && is_dense(t.sizes(), t.strides());
     Layout l{t.scalar_type(), {}, {}};
     if (is_whole) {
       l.sizes = Dims(t.sizes().begin(), t.sizes().end());
@@ -183,7 +183,8 @@ class Results {
     const size_t nbytes = t.storage().nbytes();
     if (memory_is_checked()) require_memory(device_, static_cast<int64_t>(nbytes));
     return c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), nbytes, allocate(value_of(t)), device_allocator(), true);
+        c10::StorageImpl::use_byte_size_t(), nbytes, allocate(value_of(t)), device_allocator(),
+        true);
   }
 
   int16_t device_;
@@ -220,7 +221,8 @@ bool is_the_value(const at::Tensor& t, const Value& v) {
 // Puts CPU tensors in place of the device's, lists included.
 class Aliases {
  public:
-  Aliases(Results& results, std::vector<WrittenTensor>& written) : results_(results), written_(written) {}
+  Aliases(Results& results, std::vector<WrittenTensor>& written)
+      : results_(results), written_(written) {}
 
   at::Tensor operator()(const at::Tensor& t, bool is_written) {
     if (!t.defined() || !t.is_privateuseone()) return t;
@@ -275,8 +277,8 @@ bool is_prepared(Call& c) {
   bool prepared = true;
   each_access(c, [&](const Access& a, bool is_written) {
     const auto& v = a.cell->value;
-    prepared = prepared && v->state == State::Host &&
-        is_in_memory_order(v->host, v->layout) && (!is_written || is_exclusive(v));
+    prepared = prepared && v->state == State::Host && is_in_memory_order(v->host, v->layout) &&
+        (!is_written || is_exclusive(v));
   });
   return prepared;
 }
@@ -333,7 +335,8 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
     const auto op = c10::Dispatcher::singleton().findOp(
         operator_name(twin == kTwins.end() ? d.name : twin->second));
     if (!op || op->hasTag(at::Tag::nondeterministic_seeded)) return {};
-    if (d.name.find("nested") != std::string::npos || d.name.find("sparse") != std::string::npos) return {};
+    if (d.name.find("nested") != std::string::npos || d.name.find("sparse") != std::string::npos)
+      return {};
     for (const auto& r : op->schema().returns()) {
       if (r.alias_info() && !r.alias_info()->isWrite()) return {};
     }
@@ -408,7 +411,9 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   }
   const bool under_way = ++counters().host_ops == kFirstOps;
   // The line of the backward ops too.
-  const Line line = is_profiling() || is_differentiated(c10::ArrayRef<c10::IValue>(args_, n)) ? user_line() : Line{};
+  const Line line = is_profiling() || is_differentiated(c10::ArrayRef<c10::IValue>(args_, n))
+      ? user_line()
+      : Line{};
   const int64_t started = is_profiling() ? profiler_time() : 0;
   const Writing writing(c);
   lock.unlock();

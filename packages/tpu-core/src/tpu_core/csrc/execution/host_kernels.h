@@ -2,8 +2,8 @@
 // PyTorch's own CPU kernel instead of being recorded for a program of XLA.
 #pragma once
 
-#include "recorder/call.h"
 #include "execution/host_ops.h"
+#include "recorder/call.h"
 #include "recorder/record.h"
 
 #include <ATen/core/stack.h>

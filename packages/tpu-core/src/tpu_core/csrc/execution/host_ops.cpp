@@ -58,7 +58,8 @@ Tensor slope(const Tensor& sigmoid) { return sigmoid * (1 - sigmoid); }
 // Hidden state, cell state and workspace.
 std::vector<Tensor> lstm_cell(const Tensor& gates, const Tensor& cx) {
   const auto parts = gates.chunk(4, -1);
-  const auto i = parts[0].sigmoid(), f = parts[1].sigmoid(), c = parts[2].tanh(), o = parts[3].sigmoid();
+  const auto i = parts[0].sigmoid(), f = parts[1].sigmoid(), c = parts[2].tanh(),
+             o = parts[3].sigmoid();
   const auto cy = f * cx + i * c;
   return {o * cy.tanh(), cy, at::cat({i, f, c, o}, -1)};
 }
@@ -77,7 +78,8 @@ std::pair<Tensor, Tensor> lstm_cell_backward(
     grad_c = grad_c + grad_hy * o * (1 - tanh_cy * tanh_cy);
   }
   auto gates = at::cat(
-      {grad_c * c * slope(i), grad_c * cx * slope(f), grad_c * i * (1 - c * c), grad_o * slope(o)}, -1);
+      {grad_c * c * slope(i), grad_c * cx * slope(f), grad_c * i * (1 - c * c), grad_o * slope(o)},
+      -1);
   return {gates, grad_c * f};
 }
 
@@ -95,7 +97,8 @@ std::array<Tensor, 3> gru_cell_backward(const Tensor& grad, const Tensor& worksp
   const auto grad_z = grad * (hx - n) * slope(z);
   const auto grad_n = grad * (1 - z) * (1 - n * n);
   const auto grad_r = grad_n * hn * slope(r);
-  return {at::cat({grad_r, grad_z, grad_n}, -1), at::cat({grad_r, grad_z, grad_n * r}, -1), grad * z};
+  return {
+      at::cat({grad_r, grad_z, grad_n}, -1), at::cat({grad_r, grad_z, grad_n * r}, -1), grad * z};
 }
 
 void fused_lstm_cell(ThreefryKey, Stack& s) {
@@ -136,8 +139,9 @@ void fused_gru_cell_backward(ThreefryKey, Stack& s) {
   const auto [input, hidden, hx] = gru_cell_backward(wide(s[0].toTensor()), wide(workspace));
   const auto gates = input.to(dtype), products = hidden.to(dtype);
   const bool has_bias = s[2].toBool();
-  s = {gates, products, hx.to(dtype), has_bias ? gates.sum(0, false) : Tensor(),
-       has_bias ? products.sum(0, false) : Tensor()};
+  s = {
+      gates, products, hx.to(dtype), has_bias ? gates.sum(0, false) : Tensor(),
+      has_bias ? products.sum(0, false) : Tensor()};
 }
 
 // --- recurrent layers -----------------------------------------------------------------------------
@@ -171,8 +175,9 @@ void rnn_layer(ThreefryKey, Stack& s) {
     ys[t] = h;
   }
   const auto none = at::empty({0}, hx.options());
-  s = {at::stack(ys), kind == "lstm" ? at::stack(cells) : none,
-       kind == "lstm" || kind == "gru" ? at::stack(kept) : none};
+  s = {
+      at::stack(ys), kind == "lstm" ? at::stack(cells) : none,
+      kind == "lstm" || kind == "gru" ? at::stack(kept) : none};
 }
 
 // The state that each time step began with.
@@ -198,8 +203,8 @@ void rnn_layer_backward(ThreefryKey, Stack& s) {
     const auto grad = grad_ys.defined() ? wide(grad_ys[t]) + grad_h : grad_h;
     if (kind == "lstm") {
       const auto of_c = grad_cells.defined() ? wide(grad_cells[t]) + grad_c : grad_c;
-      std::tie(of_gates[t], grad_c) = lstm_cell_backward(
-          grad, of_c, wide(cells_before[t]), wide(cells[t]), wide(workspace[t]));
+      std::tie(of_gates[t], grad_c) =
+          lstm_cell_backward(grad, of_c, wide(cells_before[t]), wide(cells[t]), wide(workspace[t]));
       grad_h = at::mm(of_gates[t], weight);
     } else if (kind == "gru") {
       const auto found = gru_cell_backward(grad, wide(workspace[t]));
@@ -218,8 +223,9 @@ void rnn_layer_backward(ThreefryKey, Stack& s) {
   const auto grad_weight =
       at::mm(products.flatten(0, 1).t(), before.flatten(0, 1)).to(s[4].toTensor().scalar_type());
   const auto grad_bias = wide(products).sum(at::IntArrayRef({0, 1})).to(dtype);
-  s = {gates, grad_h.to(dtype), kind == "lstm" ? grad_c.to(dtype) : at::empty({0}, hx.options()),
-       grad_weight, grad_bias};
+  s = {
+      gates, grad_h.to(dtype), kind == "lstm" ? grad_c.to(dtype) : at::empty({0}, hx.options()),
+      grad_weight, grad_bias};
 }
 
 // `self` becomes start, start + step, ...
@@ -245,7 +251,8 @@ void arange_(ThreefryKey, Stack& s) {
   // lost beside the start.
   const auto first = start.toDouble(), by = step.toDouble();
   const double end = first + (static_cast<double>(n) - 0.5) * by;
-  if (std::ceil((end - first) / by) == static_cast<double>(n)) at::arange_out(out, start, end, step);
+  if (std::ceil((end - first) / by) == static_cast<double>(n))
+    at::arange_out(out, start, end, step);
   else out.copy_(at::arange(n, at::kDouble).mul_(by).add_(first).view(out.sizes()));
 }
 

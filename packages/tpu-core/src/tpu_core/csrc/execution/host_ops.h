@@ -1,8 +1,8 @@
 // Ops of the host tier that PyTorch has no CPU kernel for; see host_ops.cpp.
 #pragma once
 
-#include "recorder/record.h"
 #include "execution/threefry.h"
+#include "recorder/record.h"
 
 #include <ATen/core/stack.h>
 

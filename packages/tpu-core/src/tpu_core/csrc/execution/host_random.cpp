@@ -2,8 +2,8 @@
 // that programs give, from the same seed and offset (`tpu_core.lowering.random`, `random_integers`).
 #include "execution/host_ops.h"
 
-#include "values/device.h"
 #include "execution/threefry.h"
+#include "values/device.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -68,8 +68,7 @@ template <typename W>
 W open_uniform(Words w) {
   if constexpr (std::is_same_v<W, double>)
     return (static_cast<double>(bits64(w)) + 0.5) * std::ldexp(1.0, -64);
-  else
-    return (static_cast<float>(w.high) + 0.5f) * 0x1p-32f;
+  else return (static_cast<float>(w.high) + 0.5f) * 0x1p-32f;
 }
 
 double standard_normal(Words w, double) {
@@ -78,12 +77,12 @@ double standard_normal(Words w, double) {
 }
 
 // Giles, "Approximating the erfinv function" (2010), single precision, highest power first.
-constexpr std::array<float, 9> kCentral{
-    2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f, 0.00021858087f,
-    -0.00125372503f, -0.00417768164f, 0.246640727f, 1.50140941f};
-constexpr std::array<float, 9> kTail{
-    -0.000200214257f, 0.000100950558f, 0.00134934322f, -0.00367342844f, 0.00573950773f,
-    -0.0076224613f, 0.00943887047f, 1.00167406f, 2.83297682f};
+constexpr std::array<float, 9> kCentral{2.81022636e-08f,  3.43273939e-07f, -3.5233877e-06f,
+                                        -4.39150654e-06f, 0.00021858087f,  -0.00125372503f,
+                                        -0.00417768164f,  0.246640727f,    1.50140941f};
+constexpr std::array<float, 9> kTail{-0.000200214257f, 0.000100950558f, 0.00134934322f,
+                                     -0.00367342844f,  0.00573950773f,  -0.0076224613f,
+                                     0.00943887047f,   1.00167406f,     2.83297682f};
 
 float standard_normal(Words w, float) {
   const float tail = (static_cast<float>(w.high >> 1) + 0.5f) * 0x1p-32f;
@@ -125,7 +124,8 @@ bool with_float(at::ScalarType dtype, F f) {
 }
 
 bool is_real(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+      dtype == at::kBFloat16;
 }
 
 // A random op: whether it takes a call, and what it draws. Arguments are CPU tensors by then.
@@ -134,7 +134,9 @@ struct Draw {
   void (*run)(ThreefryKey key, torch::jit::Stack& stack);
 };
 
-bool takes_real(c10::ArrayRef<c10::IValue> args) { return is_real(args[0].toTensor().scalar_type()); }
+bool takes_real(c10::ArrayRef<c10::IValue> args) {
+  return is_real(args[0].toTensor().scalar_type());
+}
 
 void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
   const auto out = stack[0].toTensor();
@@ -355,7 +357,8 @@ HostFunction host_draw(const OpDescription& d, const c10::IValue* args) {
   if (found == kDraws.end()) return nullptr;
   const c10::ArrayRef<c10::IValue> given(args, d.policies.size());
   const bool draws = d.chance < 0 || args[d.chance].toDouble() != 0;
-  return draws && is_in_bounds(d, given) && found->second.takes(given) ? found->second.run : nullptr;
+  return draws && is_in_bounds(d, given) && found->second.takes(given) ? found->second.run
+                                                                       : nullptr;
 }
 
 }  // namespace tpu

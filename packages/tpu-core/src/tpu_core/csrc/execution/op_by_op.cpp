@@ -43,9 +43,9 @@ Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
       part.hasher.add(part.refs.back());
     }
     for (uint32_t k = 0; k < n.outputs; ++k)
-      part.refs.push_back(
-          operands_end[k] == kNoSlot ? kNoSlot : slot_of(operands_end[k], false));
-    if (n.operands == 0 && !n.signature->plan) part.hasher.add(part.refs.back());  // as uninitialised memory is recorded
+      part.refs.push_back(operands_end[k] == kNoSlot ? kNoSlot : slot_of(operands_end[k], false));
+    if (n.operands == 0 && !n.signature->plan)
+      part.hasher.add(part.refs.back());  // as uninitialised memory is recorded
     const size_t last = i + 1 < s.nodes.size() ? s.nodes[i + 1].numbers : s.numbers.size();
     for (size_t k = n.numbers; k < last; ++k) {
       part.numbers.push_back(s.numbers[k]);

@@ -48,8 +48,8 @@ struct LaunchEvent {
 
 // Never destroyed: static destructors run after the interpreter's end.
 auto& g_events_mutex = *new std::mutex;
-auto& g_host_ops = *new std::vector<HostOp>;    // g_events_mutex
-auto& g_transfers = *new std::vector<Transfer>;  // g_events_mutex
+auto& g_host_ops = *new std::vector<HostOp>;       // g_events_mutex
+auto& g_transfers = *new std::vector<Transfer>;    // g_events_mutex
 auto& g_launches = *new std::vector<LaunchEvent>;  // the GIL
 uint64_t g_profile = 0;                            // the GIL
 thread_local std::vector<uint64_t> t_correlations;
@@ -76,7 +76,6 @@ void note_host_op(const std::string& name, const Line& line, int16_t device, int
   g_host_ops.push_back({name, line, start, end, current_correlation(), system_thread(), device});
 }
 
-
 void note_transfer(bool is_to_device, int64_t bytes, int16_t device, int64_t start) {
   if (!start || !is_profiling()) return;
   const int64_t end = profiler_time();
@@ -92,12 +91,19 @@ void note_recorded(Segment& s) {
 
 Launch::Launch(const Segment& s, py::handle info) {
   if (!is_profiling()) return;
-  LaunchEvent e{py::reinterpret_borrow<py::object>(info), s.cut, 0, 0, current_correlation(),
-                system_thread(), s.device, {}};
+  LaunchEvent e{
+      py::reinterpret_borrow<py::object>(info),
+      s.cut,
+      0,
+      0,
+      current_correlation(),
+      system_thread(),
+      s.device,
+      {}};
   e.nodes.reserve(s.nodes.size());
   for (size_t i = 0; i < s.nodes.size(); ++i)
-    e.nodes.push_back({s.nodes[i].signature, s.nodes[i].line,
-                       i < s.correlations.size() ? s.correlations[i] : 0});
+    e.nodes.push_back(
+        {s.nodes[i].signature, s.nodes[i].line, i < s.correlations.size() ? s.correlations[i] : 0});
   e.start = e.end = profiler_time();
   index_ = static_cast<int64_t>(g_launches.size());
   profile_ = g_profile;
@@ -134,19 +140,18 @@ py::dict take_profile() {
   ++g_profile;
   py::list ops, programs, copies;
   for (const auto& e : transfers)
-    copies.append(
-        py::make_tuple(e.is_to_device, e.bytes, e.start, e.end, e.device, e.correlation));
+    copies.append(py::make_tuple(e.is_to_device, e.bytes, e.start, e.end, e.device, e.correlation));
   for (const auto& e : host_ops)
-    ops.append(py::make_tuple(
-        e.name, line_of(e.line), e.start, e.end, e.device, e.thread, e.correlation));
+    ops.append(
+        py::make_tuple(e.name, line_of(e.line), e.start, e.end, e.device, e.thread, e.correlation));
   for (const auto& e : launches) {
     py::list nodes;
     for (const auto& n : e.nodes) {
       py::object plan = n.signature->plan ? n.signature->plan : py::none();
       nodes.append(py::make_tuple(plan, line_of(n.line), n.correlation));
     }
-    programs.append(py::make_tuple(
-        e.info, e.cut, e.start, e.end, e.device, e.thread, e.correlation, nodes));
+    programs.append(
+        py::make_tuple(e.info, e.cut, e.start, e.end, e.device, e.thread, e.correlation, nodes));
   }
   py::dict d;
   d["host_ops"] = ops;

@@ -44,8 +44,8 @@ void guarded(std::vector<std::string>& errors, F f) {
     f();
   } catch (py::error_already_set& error) {
     errors.emplace_back(error.what());
-    py::module_::import("warnings").attr("warn")(
-        std::string("torch.profiler has no rows of device 'tpu': ") + error.what());
+    py::module_::import("warnings")
+        .attr("warn")(std::string("torch.profiler has no rows of device 'tpu': ") + error.what());
   }
 }
 
@@ -105,7 +105,9 @@ class Session final : public libkineto::IActivityProfilerSession {
         libkineto::DeviceInfo{id, libkineto::kExceedMaxPid + id, name, name});
   }
   std::vector<libkineto::ResourceInfo> getResourceInfos() override { return {}; }
-  std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override { return std::move(buffer_); }
+  std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override {
+    return std::move(buffer_);
+  }
 
   void pushCorrelationId(uint64_t id) override { push_correlation(id); }
   void popCorrelationId() override { pop_correlation(); }
@@ -168,7 +170,9 @@ class Profiler final : public libkineto::IActivityProfiler {
   }
 };
 
-std::unique_ptr<libkineto::IActivityProfiler> make_profiler() { return std::make_unique<Profiler>(); }
+std::unique_ptr<libkineto::IActivityProfiler> make_profiler() {
+  return std::make_unique<Profiler>();
+}
 
 }  // namespace
 

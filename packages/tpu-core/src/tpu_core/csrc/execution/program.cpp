@@ -1,12 +1,12 @@
 #include "execution/program.h"
 
-#include "recorder/checks.h"
 #include "execution/host_kernels.h"
-#include "values/memory.h"
-#include "values/memory_history.h"
 #include "execution/op_by_op.h"
 #include "execution/profiler.h"
+#include "recorder/checks.h"
 #include "recorder/threads.h"
+#include "values/memory.h"
+#include "values/memory_history.h"
 
 #include <algorithm>
 #include <array>
@@ -23,10 +23,7 @@ std::array<PyObject*, 128> g_newest{};  // per device, owned
 }  // namespace
 
 py::dict export_segment(
-    const Segment& s,
-    const Cut& c,
-    at::ArrayRef<uint32_t> live,
-    at::ArrayRef<uint32_t> donated,
+    const Segment& s, const Cut& c, at::ArrayRef<uint32_t> live, at::ArrayRef<uint32_t> donated,
     const std::vector<uint8_t>& compiled_in) {
   py::list nodes;
   for (const auto& n : s.nodes) {
@@ -37,16 +34,15 @@ py::dict export_segment(
       if (slot == kNoSlot) outputs.append(py::none());
       else outputs.append(slot);
     }
-    nodes.append(py::make_tuple(
-        plan_of(n), operands, outputs, n.numbers, describe(n.line)));
+    nodes.append(py::make_tuple(plan_of(n), operands, outputs, n.numbers, describe(n.line)));
   }
   py::list slots, numbers;
   for (size_t i = 0; i < s.slots.size(); ++i) {
     const auto& l = s.slots[i]->layout;
-    slots.append(py::make_tuple(
-        static_cast<bool>(s.is_input[i]),
-        static_cast<int>(l.dtype),
-        py::tuple(py::cast(std::vector<int64_t>(l.sizes.begin(), l.sizes.end())))));
+    slots.append(
+        py::make_tuple(
+            static_cast<bool>(s.is_input[i]), static_cast<int>(l.dtype),
+            py::tuple(py::cast(std::vector<int64_t>(l.sizes.begin(), l.sizes.end())))));
   }
   for (size_t i = 0; i < s.numbers.size(); ++i) {
     py::object value;
@@ -57,8 +53,8 @@ py::dict export_segment(
     } else {
       value = py::int_(static_cast<int64_t>(s.numbers[i]));
     }
-    numbers.append(py::make_tuple(
-        static_cast<int>(s.packs[i]), static_cast<bool>(compiled_in[i]), value));
+    numbers.append(
+        py::make_tuple(static_cast<int>(s.packs[i]), static_cast<bool>(compiled_in[i]), value));
   }
   py::dict d;
   d["key"] = hex(c.key);
@@ -93,9 +89,7 @@ void append_packs(py::list& arguments, const Segment& s, const Program& p) {
     auto& b = bytes[static_cast<int>(s.packs[i])];
     switch (s.packs[i]) {
       case Pack::F64:
-      case Pack::I64:
-        b.append(reinterpret_cast<const char*>(&bits), 8);
-        break;
+      case Pack::I64: b.append(reinterpret_cast<const char*>(&bits), 8); break;
       case Pack::F32: {
         double d;
         std::memcpy(&d, &bits, 8);
@@ -134,8 +128,7 @@ py::object execute(Program& p, Segment& s) {
   if (!s.numbers.empty()) append_packs(arguments, s, p);
   auto sharded = checked(PyObject_CallOneArg(p.execute.ptr(), arguments.ptr()));
   if (takes_padding) return sharded;
-  auto results =
-      checked(PyObject_CallMethodOneArg(sharded.ptr(), consume, p.handlers.ptr()));
+  auto results = checked(PyObject_CallMethodOneArg(sharded.ptr(), consume, p.handlers.ptr()));
   return checked(PySequence_Fast(results.ptr(), "tpu: results must be a sequence"));
 }
 
@@ -166,8 +159,8 @@ constexpr size_t kMostInPieces = 4096;
 // A program for the segment, or null where it is to run in pieces.
 Program* compile(const Segment& s, const Cut& c) {
   const Mode m = mode();
-  const bool may_wait =
-      m.background && tiers() == Tiers::Compiled && !m.inspect && s.nodes.size() > 1 && fits_in_pieces(s);
+  const bool may_wait = m.background && tiers() == Tiers::Compiled && !m.inspect &&
+      s.nodes.size() > 1 && fits_in_pieces(s);
   std::string key;
   if (may_wait) {
     key = hex(c.key);
@@ -179,7 +172,8 @@ Program* compile(const Segment& s, const Cut& c) {
   py::object pieces = py::none();
   if (may_wait) {
     py::list missing;
-    for (const auto& [piece, node] : missing_pieces(s)) missing.append(py::make_tuple(hex(piece), node));
+    for (const auto& [piece, node] : missing_pieces(s))
+      missing.append(py::make_tuple(hex(piece), node));
     pieces = std::move(missing);
   }
   py::object info = callback("compile")(
@@ -215,7 +209,8 @@ constexpr size_t kMostIntermediates = 3;  // that an error names
 // Raises where a program needs more than there is; nothing has been donated then.
 void check_memory(const Segment& s, const Program& p) {
   if (!memory_is_checked()) return;
-  const int64_t needed = memory_needed(s, p), live = allocated_bytes(s.device) - s.former.held_bytes();
+  const int64_t needed = memory_needed(s, p),
+                live = allocated_bytes(s.device) - s.former.held_bytes();
   if (callback("check_allocation")(s.device, needed, live, false).cast<bool>()) return;
   callback("out_of_memory")(
       s.device, needed, live, p.info, largest_intermediates(s, p.outputs, kMostIntermediates));

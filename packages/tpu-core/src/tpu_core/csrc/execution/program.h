@@ -1,8 +1,8 @@
 // Programs: what decides which one serves a segment, and what runs it.
 #pragma once
 
-#include "runtime/python.h"
 #include "recorder/trace.h"
+#include "runtime/python.h"
 
 #include <memory>
 #include <optional>
@@ -14,18 +14,18 @@ namespace tpu {
 using Slots = c10::SmallVector<uint32_t, 8>;  // ascending
 
 struct Program {
-  py::object execute;           // LoadedExecutable.execute_sharded, bound
+  py::object execute;  // LoadedExecutable.execute_sharded, bound
   // Result handlers for consume_with_handlers. None: execute gives a list, or None where another program
   // is to be compiled in its place.
   py::object handlers;
-  py::object info;              // Python's record of the program
-  std::vector<uint32_t> inputs;   // slots, in the order of the executable's parameters
-  Slots outputs;                  // slots, in the order of its results
-  Slots donated;                  // slots whose memory it takes
+  py::object info;               // Python's record of the program
+  std::vector<uint32_t> inputs;  // slots, in the order of the executable's parameters
+  Slots outputs;                 // slots, in the order of its results
+  Slots donated;                 // slots whose memory it takes
   std::vector<uint8_t> compiled_in;
   std::vector<uint64_t> constants;  // the numbers it was compiled with
-  int64_t temporaries = 0;        // bytes that only the run takes
-  int64_t memory = 0;             // bytes of temporaries, less the outputs that take an input's memory
+  int64_t temporaries = 0;          // bytes that only the run takes
+  int64_t memory = 0;  // bytes of temporaries, less the outputs that take an input's memory
   uint64_t runs = 0;
   double seconds = 0;  // the host's, in starting it; written under the GIL, as is `runs`
 };
@@ -41,7 +41,7 @@ struct Cut {
   Program* program = nullptr;
   // Where no program serves, what to compile.
   Slots outputs, reused;
-  std::vector<uint8_t> mask;  // numbers to compile in
+  std::vector<uint8_t> mask;              // numbers to compile in
   std::shared_ptr<const Failure> failed;  // of an input
 };
 Cut decide(Segment& s);
@@ -69,10 +69,7 @@ bool is_out_of_memory(const PythonError& error);
 void give_up(Segment& s, const PythonError& error);
 // The segment as Python sees it (`tpu_core.compiler.segment.Segment.from_export`). Needs the GIL.
 py::dict export_segment(
-    const Segment& s,
-    const Cut& c,
-    at::ArrayRef<uint32_t> live,
-    at::ArrayRef<uint32_t> donated,
+    const Segment& s, const Cut& c, at::ArrayRef<uint32_t> live, at::ArrayRef<uint32_t> donated,
     const std::vector<uint8_t>& compiled_in);
 
 // The newest result on a device (borrowed), or null: the device runs in order, so waiting for it waits

@@ -1,5 +1,5 @@
-#include "execution/state_init.h"
 #include "execution/program.h"
+#include "execution/state_init.h"
 #include "recorder/threads.h"
 
 #include <algorithm>
@@ -184,13 +184,15 @@ std::optional<Hash128> missing_program(const Segment& s) {
   const auto& programs = g_by_content[on_device(c.content, c)];
   choose_widest(s, c, programs);
   for (auto* p : programs)
-    if (p->donated.empty() && p->outputs == c.outputs && has_constants_of(*p, s)) return std::nullopt;
+    if (p->donated.empty() && p->outputs == c.outputs && has_constants_of(*p, s))
+      return std::nullopt;
   return c.key;
 }
 
 std::string hex(const Hash128& key) {
   char text[33];
-  snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)key.lo, (unsigned long long)key.hi);
+  snprintf(
+      text, sizeof text, "%016llx%016llx", (unsigned long long)key.lo, (unsigned long long)key.hi);
   return text;
 }
 

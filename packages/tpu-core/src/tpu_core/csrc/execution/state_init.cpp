@@ -35,8 +35,8 @@ bool is_better_whole(const Hash128& key) {
 }
 
 std::vector<size_t> new_state(const Segment& s, const Cut& c) {
-  const bool may_have = std::any_of(
-      s.nodes.begin(), s.nodes.end(), [](const auto& n) { return n.operands == 0; });
+  const bool may_have =
+      std::any_of(s.nodes.begin(), s.nodes.end(), [](const auto& n) { return n.operands == 0; });
   if (c.program || c.failed || c.live.empty() || mode().inspect || !may_have) return {};
   if (is_better_whole(c.key)) return {};
   return callback("new_state")(export_segment(s, c, c.live, c.donated, s.compiled_in))

@@ -10,9 +10,9 @@
 
 #include "recorder/call.h"
 #include "recorder/checks.h"
-#include "values/memory.h"
 #include "recorder/tensors.h"
 #include "recorder/trace.h"
+#include "values/memory.h"
 
 #include <memory>
 #include <optional>
@@ -105,8 +105,9 @@ class Operand {
 class Promise {
  public:
   explicit Promise(const at::Tensor& t) : storage_(t.storage().getWeakStorageImpl()) {
-    const Layout layout{t.scalar_type(), Dims(t.sizes().begin(), t.sizes().end()),
-                        Dims(t.strides().begin(), t.strides().end())};
+    const Layout layout{
+        t.scalar_type(), Dims(t.sizes().begin(), t.sizes().end()),
+        Dims(t.strides().begin(), t.strides().end())};
     ValuePtr made = make_value(
         layout, t.storage().nbytes(), static_cast<int16_t>(t.device().index()), State::Pending);
     made->state = State::Running;

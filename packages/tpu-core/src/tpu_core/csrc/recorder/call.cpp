@@ -1,8 +1,8 @@
 #include "recorder/call.h"
 
 #include "recorder/checks.h"
-#include "values/device.h"
 #include "recorder/tensors.h"
+#include "values/device.h"
 
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/overflows.h>
@@ -45,7 +45,8 @@ bool same_ignoring_ones(at::IntArrayRef sizes, at::IntArrayRef a, const Dims& b)
 
 bool covers(const at::Tensor& t, const Layout& l) {
   return t.storage_offset() == 0 && t.scalar_type() == l.dtype &&
-      t.sizes() == at::IntArrayRef(l.sizes) && same_ignoring_ones(t.sizes(), t.strides(), l.strides);
+      t.sizes() == at::IntArrayRef(l.sizes) &&
+      same_ignoring_ones(t.sizes(), t.strides(), l.strides);
 }
 
 // Is the tensor a rectangular window of the base, with its dims in any order? Then its offset becomes
@@ -228,8 +229,7 @@ T element_of(const at::Tensor& t) {
   return t.is_cpu() ? *t.const_data_ptr<T>() : t.item<T>();
 }
 
-void add_tensor(
-    Call& c, const OpDescription& d, const at::Tensor& t, bool written, bool in_list) {
+void add_tensor(Call& c, const OpDescription& d, const at::Tensor& t, bool written, bool in_list) {
   if (!t.defined()) {
     c.hasher.add(20);
     return;
@@ -259,7 +259,8 @@ void add_tensor(
       c.hasher.add(static_cast<uint64_t>(t.scalar_type()));
       const auto kind = t.scalar_type();
       if (at::isFloatingType(kind)) {
-        add_number(c, bits_of(t.item<double>()), kind == at::kDouble ? Pack::F64 : Pack::F32, false);
+        add_number(
+            c, bits_of(t.item<double>()), kind == at::kDouble ? Pack::F64 : Pack::F32, false);
       } else if (at::isIntegralType(kind, false)) {
         add_number(c, static_cast<uint64_t>(t.item<int64_t>()), Pack::I64, false);
       } else if (kind == at::kBool) {
@@ -402,9 +403,7 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         }
         break;
       }
-      case Policy::Number:
-        add_scalar(c, v, d.compiled_in[i], d.steady[i]);
-        break;
+      case Policy::Number: add_scalar(c, v, d.compiled_in[i], d.steady[i]); break;
       case Policy::NumberList: {
         if (v.isNone()) {
           c.hasher.add(20);
@@ -428,15 +427,13 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         for (const auto n : list) add_number(c, static_cast<uint64_t>(n), Pack::I64, false);
         break;
       }
-      case Policy::Static:
-        hash_static(c.hasher, v);
-        break;
+      case Policy::Static: hash_static(c.hasher, v); break;
       case Policy::Drop:
         // A factory's device; tensors name theirs.
-        if (v.isDevice() && v.toDevice().has_index() && c.device < 0) c.device = v.toDevice().index();
+        if (v.isDevice() && v.toDevice().has_index() && c.device < 0)
+          c.device = v.toDevice().index();
         break;
-      case Policy::Generator:
-        break;
+      case Policy::Generator: break;
     }
   }
   for (const auto& w : c.writes) c.hasher.add(w.overwrites ? 31 : 32);
@@ -447,8 +444,9 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
       const auto &w = c.writes[k], &r = c.reads[i];
       if (r.cell != w.cell || r.tensor == w.tensor) continue;
       c.hasher.add(k << 32 | i);
-      c.hasher.add(static_cast<uint64_t>(
-          r.tensor->storage_offset() - w.tensor->storage_offset() + (1ll << 40)));
+      c.hasher.add(
+          static_cast<uint64_t>(
+              r.tensor->storage_offset() - w.tensor->storage_offset() + (1ll << 40)));
     }
   if (c.wide) {
     c.hasher.add(70);
@@ -494,7 +492,9 @@ void settle_type(Value& v, const at::Tensor& t) {
 
 void set_thread_precision(int precision) { t_precision = precision; }
 
-void set_implementations(uint64_t digest) { g_implementations.store(digest, std::memory_order_relaxed); }
+void set_implementations(uint64_t digest) {
+  g_implementations.store(digest, std::memory_order_relaxed);
+}
 bool has_chosen_implementations() { return g_implementations.load(std::memory_order_relaxed) != 0; }
 
 bool is_whole(const at::Tensor& t) {

@@ -18,7 +18,7 @@ struct Access {
   Cell* cell = nullptr;
   ValuePtr value;
   c10::SmallVector<int8_t, 6> dims;  // Slice: for each base dim the tensor's dim, or -1
-  int chained = -1;  // a write into the same storage as this earlier write of the same op
+  int chained = -1;         // a write into the same storage as this earlier write of the same op
   bool overwrites = false;  // a write that leaves nothing of the old value
 };
 
@@ -32,9 +32,9 @@ struct Call {
   c10::SmallVector<uint8_t, 8> compiled_in;
   std::forward_list<at::Tensor> moved;  // CPU operands copied to the device
   int16_t device = -1;
-  uint64_t jax_settings = 0;     // of an op that traces a JAX function
-  bool wide = false;             // a 64-bit float takes part: float numbers keep their width
-  at::Generator draw;            // of a random op: what its numbers were drawn from
+  uint64_t jax_settings = 0;  // of an op that traces a JAX function
+  bool wide = false;          // a 64-bit float takes part: float numbers keep their width
+  at::Generator draw;         // of a random op: what its numbers were drawn from
 };
 
 // Reads the arguments of a call: signature, operands, numbers. Needs g_mutex.

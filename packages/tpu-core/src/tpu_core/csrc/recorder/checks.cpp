@@ -179,7 +179,8 @@ void sweep_checks(int16_t device) {
   done = take(device, [](const Word& w) { return !w.is_bad; });
   std::vector<Word> ready, kept;
   for (auto& w : done) {
-    const bool is_done = Function(py::getattr(py::handle(w.value->array), "is_ready"))().cast<bool>();
+    const bool is_done =
+        Function(py::getattr(py::handle(w.value->array), "is_ready"))().cast<bool>();
     (is_done ? ready : kept).push_back(std::move(w));
   }
   const auto numbers = read(ready);

@@ -77,8 +77,8 @@ void CutPoints::learn_loop(size_t bound) {
   std::sort(round.begin(), round.end());
   own_ = round[0];
   for (size_t k = 0; k < round.size(); ++k) {
-    const bool again = (k > 0 && round[k - 1] == round[k]) ||
-        (k + 1 < round.size() && round[k + 1] == round[k]);
+    const bool again =
+        (k > 0 && round[k - 1] == round[k]) || (k + 1 < round.size() && round[k + 1] == round[k]);
     if (again) continue;
     own_ = round[k];
     break;

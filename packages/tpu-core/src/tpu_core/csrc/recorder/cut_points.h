@@ -33,9 +33,9 @@ class CutPoints {
     uint32_t position = 0;
   };
   struct Tables {
-    std::array<uint64_t, kHistory> windows{};      // by position
-    std::array<Seen, 2 * kHistory> last_seen{};    // by hash of the window
-    std::array<uint64_t, kPoints> bound_cuts{};    // hashes of segments that were cut at the bound
+    std::array<uint64_t, kHistory> windows{};    // by position
+    std::array<Seen, 2 * kHistory> last_seen{};  // by hash of the window
+    std::array<uint64_t, kPoints> bound_cuts{};  // hashes of segments that were cut at the bound
   };
 
   bool is_point(uint64_t window) const;

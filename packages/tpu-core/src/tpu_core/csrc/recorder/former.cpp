@@ -1,9 +1,9 @@
 #include "recorder/former.h"
 
+#include "recorder/trace.h"
+#include "runtime/python.h"
 #include "values/device.h"
 #include "values/memory.h"
-#include "runtime/python.h"
-#include "recorder/trace.h"
 
 #include <utility>
 
@@ -12,7 +12,8 @@ namespace {
 
 // Whether a segment's slots hold a value as an input.
 bool is_input_of(const Segment& s, const Value& v) {
-  return v.stamp == s.stamp && v.slot < s.slots.size() && s.slots[v.slot].get() == &v && s.is_input[v.slot];
+  return v.stamp == s.stamp && v.slot < s.slots.size() && s.slots[v.slot].get() == &v &&
+      s.is_input[v.slot];
 }
 
 bool was_donated(const Value& v) {
@@ -75,7 +76,8 @@ void remember_former(Segment& s, const Trace& trace, Cell* cell, const Value* la
   auto& storages = s.former.storages;
   const auto& v = cell->value;
   const bool of_segment = v->state == State::Pending && v->trace == &trace;
-  const bool known = cell->former_stamp == s.stamp && storages[cell->former].generation == cell->generation;
+  const bool known =
+      cell->former_stamp == s.stamp && storages[cell->former].generation == cell->generation;
   if (known) {
     storages[cell->former].latest = latest;
     if (of_segment) return;

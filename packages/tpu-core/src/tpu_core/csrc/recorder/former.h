@@ -20,7 +20,7 @@ struct FormerState {
     uint32_t generation;
     const Value* latest;  // what the segment wrote last
     Value* old;
-    ValuePtr hold;        // of `old`, where it is no input of the segment
+    ValuePtr hold;  // of `old`, where it is no input of the segment
   };
   // A generator that the segment's ops drew from.
   struct Draws {

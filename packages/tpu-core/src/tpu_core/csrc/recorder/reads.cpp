@@ -1,12 +1,12 @@
 // Reads of device values by the host.
-#include "recorder/checks.h"
 #include "execution/host_kernels.h"
-#include "values/memory.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
-#include "runtime/python.h"
+#include "recorder/checks.h"
 #include "recorder/tensors.h"
 #include "recorder/trace.h"
+#include "runtime/python.h"
+#include "values/memory.h"
 
 #include <algorithm>
 #include <numeric>
@@ -57,7 +57,8 @@ at::Tensor read_elements(const Value& value, const char* reason) {
   const auto host = value.state == State::Host ? value.host : read_array(value, reason);
   if (!l.untyped && !is_dense(l.sizes, l.strides)) {  // some share a place
     const auto memory = memory_like(l, host);
-    return memory.as_strided({static_cast<int64_t>(memory.storage().nbytes() / memory.itemsize())}, {1}, 0);
+    return memory.as_strided(
+        {static_cast<int64_t>(memory.storage().nbytes() / memory.itemsize())}, {1}, 0);
   }
   if (l.untyped || at::IntArrayRef(l.strides) == host.strides())
     return host.as_strided({host.numel()}, {1});
@@ -170,8 +171,7 @@ bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
     value->shared = true;  // whatever is recorded from now on must leave it alone
   }
   py::gil_scoped_acquire gil;
-  callback("copy_to_pinned")(
-      py::reinterpret_borrow<py::object>(value->array), host, value->device);
+  callback("copy_to_pinned")(py::reinterpret_borrow<py::object>(value->array), host, value->device);
   return true;
 }
 

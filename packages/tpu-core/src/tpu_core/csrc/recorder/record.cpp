@@ -1,13 +1,13 @@
 #include "recorder/record.h"
 
+#include "execution/host_kernels.h"
+#include "execution/profiler.h"
 #include "recorder/call.h"
 #include "recorder/checks.h"
-#include "values/device.h"
-#include "execution/host_kernels.h"
-#include "values/memory.h"
-#include "execution/profiler.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
+#include "values/device.h"
+#include "values/memory.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/flat_hash_map.h>
@@ -33,16 +33,9 @@ py::object describe_access(const Access& a) {
   const auto& l = a.value->layout;
   const auto& t = *a.tensor;
   return py::make_tuple(
-      static_cast<int>(a.form),
-      static_cast<int>(l.dtype),
-      list(at::IntArrayRef(l.sizes)),
-      list(at::IntArrayRef(l.strides)),
-      static_cast<int>(t.scalar_type()),
-      list(t.sizes()),
-      list(t.strides()),
-      t.storage_offset(),
-      list(at::ArrayRef<int8_t>(a.dims)),
-      a.overwrites,
+      static_cast<int>(a.form), static_cast<int>(l.dtype), list(at::IntArrayRef(l.sizes)),
+      list(at::IntArrayRef(l.strides)), static_cast<int>(t.scalar_type()), list(t.sizes()),
+      list(t.strides()), t.storage_offset(), list(at::ArrayRef<int8_t>(a.dims)), a.overwrites,
       a.chained);
 }
 
@@ -213,7 +206,8 @@ bool differs_in_ones(const Layout& l, const at::Tensor& t) {
       if (sizes[i] != 1) kept.emplace_back(sizes[i], strides[i]);
     return kept;
   };
-  return !l.untyped && l.dtype == t.scalar_type() && dims(l.sizes, l.strides) == dims(t.sizes(), t.strides());
+  return !l.untyped && l.dtype == t.scalar_type() &&
+      dims(l.sizes, l.strides) == dims(t.sizes(), t.strides());
 }
 
 void raise_failed(const Call& c) {
@@ -337,17 +331,16 @@ void append(Trace* trace, Call& c, const Signature* signature, Recorded& recorde
   for (auto& a : c.writes) {
     Layout layout = a.cell->value->layout;
     if (a.overwrites && a.form != Form::Whole && !differs_in_ones(layout, *a.tensor))
-      layout = {a.tensor->scalar_type(),
-                Dims(a.tensor->sizes().begin(), a.tensor->sizes().end()),
-                Dims(a.tensor->strides().begin(), a.tensor->strides().end())};
+      layout = {
+          a.tensor->scalar_type(), Dims(a.tensor->sizes().begin(), a.tensor->sizes().end()),
+          Dims(a.tensor->strides().begin(), a.tensor->strides().end())};
     auto made = make_value(layout, a.cell->value->nbytes, c.device, State::Pending);
     remember_former(s, *trace, a.cell, made.get());
     a.cell->value = std::move(made);
     s.refs.push_back(trace->output_slot(a.cell->value));
   }
   s.nodes.push_back(
-      {signature, refs, operands,
-       static_cast<uint32_t>(s.refs.size() - refs - operands),
+      {signature, refs, operands, static_cast<uint32_t>(s.refs.size() - refs - operands),
        static_cast<uint32_t>(s.numbers.size()), line});
   s.numbers.insert(s.numbers.end(), c.numbers.begin(), c.numbers.end());
   s.packs.insert(s.packs.end(), c.packs.begin(), c.packs.end());
@@ -368,8 +361,7 @@ void cut_after_op(Trace* trace, const Mode& m, Lock& lock) {
     // Once the next op comes, what only this one's caller still held is gone.
     trace->cut_due =
         trace->cut_points.after_op(nodes.back().signature->hash.lo, nodes.size(), m.max_ops);
-  else if (n >= m.max_ops)
-    flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
+  else if (n >= m.max_ops) flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
 }
 
 }  // namespace
@@ -427,7 +419,8 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
 Recorded record_call(const OpDescription& d, const c10::IValue* args) {
   Recorded recorded;
   const size_t n = d.policies.size();
-  if (in_bad_fork()) ensure_initialized();  // raises, before any lock that another thread may have held
+  if (in_bad_fork())
+    ensure_initialized();  // raises, before any lock that another thread may have held
   // What the user chose to compute an op by is for programs.
   const bool is_tiered =
       tiers() != Tiers::Compiled && !mode().inspect && !has_chosen_implementations();

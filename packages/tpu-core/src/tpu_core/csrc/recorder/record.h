@@ -12,7 +12,16 @@
 namespace tpu {
 
 // How an argument of an overload enters its signature. Mirrors `tpu_core.recorder.op_schema`.
-enum class Policy : uint8_t { Tensor, TensorList, Number, NumberList, Static, Drop, Generator, Integers };
+enum class Policy : uint8_t {
+  Tensor,
+  TensorList,
+  Number,
+  NumberList,
+  Static,
+  Drop,
+  Generator,
+  Integers
+};
 
 // What a number argument must lie between, both included; NaN lies nowhere.
 struct Bounds {
@@ -28,12 +37,12 @@ struct OpDescription {
   c10::OperatorHandle op;
   std::string name;
   Hash128 hash;
-  std::vector<Policy> policies;  // one a schema argument
+  std::vector<Policy> policies;      // one a schema argument
   std::vector<uint8_t> compiled_in;  // number arguments that are part of the signature
   std::vector<uint8_t> steady;       // numbers that are constants of programs until seen to vary
-  std::vector<uint8_t> writes;   // arguments that are mutated
-  bool write_only = false;       // mutated arguments are overwritten without being read
-  std::vector<int> returns;      // >= 0: alias of that argument; -1: new tensor; -2: new list; -3: int
+  std::vector<uint8_t> writes;       // arguments that are mutated
+  bool write_only = false;           // mutated arguments are overwritten without being read
+  std::vector<int> returns;  // >= 0: alias of that argument; -1: new tensor; -2: new list; -3: int
   bool random = false;
   int chance = -1;               // argument that is 0 where a call of a random op draws nothing
   bool scalar_operands = false;  // 0-d CPU tensors may stand for numbers
@@ -54,7 +63,8 @@ struct OpDescription {
 // Kernel object of one overload; copies share nothing but the description.
 class Recorder final : public c10::OperatorKernel {
  public:
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  void operator()(
+      const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
   OpDescription* description_ = nullptr;
@@ -67,9 +77,9 @@ OpDescription* describe_op(const c10::OperatorHandle& op);
 // What became of a call.
 struct Recorded {
   const Signature* signature = nullptr;
-  c10::SmallVector<at::Tensor, 4> fresh;  // its new tensors, lists flattened
-  py::handle handler;                     // set where Python is to handle the call
-  uint64_t op = 0;                        // its key among the ops of a tiers' segment
+  c10::SmallVector<at::Tensor, 4> fresh;     // its new tensors, lists flattened
+  py::handle handler;                        // set where Python is to handle the call
+  uint64_t op = 0;                           // its key among the ops of a tiers' segment
   std::optional<torch::jit::Stack> results;  // set where the call has run: what it returns
 };
 Recorded record_call(const OpDescription& d, const c10::IValue* args);

@@ -1,12 +1,12 @@
 #include "recorder/tensors.h"
 
+#include "execution/profiler.h"
 #include "recorder/call.h"
+#include "recorder/record.h"
+#include "recorder/trace.h"
+#include "runtime/torch_compat.h"
 #include "values/device.h"
 #include "values/memory.h"
-#include "execution/profiler.h"
-#include "recorder/record.h"
-#include "runtime/torch_compat.h"
-#include "recorder/trace.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
@@ -80,16 +80,12 @@ at::Tensor new_memory(
 
 void check_sizes(at::IntArrayRef sizes) {
   for (auto s : sizes)
-    TORCH_CHECK(
-        s >= 0, "Trying to create tensor with negative dimension ", s, ": ", sizes);
+    TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", sizes);
 }
 
 at::Tensor empty_memory_format(
-    at::IntArrayRef sizes,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout> layout,
-    std::optional<at::Device> device,
-    std::optional<bool> pin_memory,
+    at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory,
     std::optional<at::MemoryFormat> format) {
   check_sizes(sizes);
   TORCH_CHECK(
@@ -102,12 +98,13 @@ at::Tensor empty_memory_format(
     TORCH_CHECK(
         static_cast<int64_t>(sizes.size()) == (two ? 4 : 5), "required rank ", two ? 4 : 5,
         " tensor to use ", two ? "channels_last" : "channels_last_3d", " format");
-    const auto last = two ? c10::get_channels_last_strides_2d(sizes)
-                          : c10::get_channels_last_strides_3d(sizes);
+    const auto last =
+        two ? c10::get_channels_last_strides_2d(sizes) : c10::get_channels_last_strides_3d(sizes);
     strides = Dims(last.begin(), last.end());
   } else {
     TORCH_CHECK(
-        f != at::MemoryFormat::Preserve, "memory format option is only supported by strided tensors");
+        f != at::MemoryFormat::Preserve,
+        "memory format option is only supported by strided tensors");
   }
   return new_memory(
       sizes, strides, dtype.value_or(c10::typeMetaToScalarType(at::get_default_dtype())),
@@ -115,12 +112,8 @@ at::Tensor empty_memory_format(
 }
 
 at::Tensor empty_strided(
-    at::IntArrayRef sizes,
-    at::IntArrayRef strides,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout>,
-    std::optional<at::Device> device,
-    std::optional<bool>) {
+    at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   check_sizes(sizes);
   return new_memory(
       sizes, strides, dtype.value_or(c10::typeMetaToScalarType(at::get_default_dtype())),
@@ -128,9 +121,7 @@ at::Tensor empty_strided(
 }
 
 at::Tensor as_strided(
-    const at::Tensor& self,
-    at::IntArrayRef sizes,
-    at::IntArrayRef strides,
+    const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides,
     std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
 }
@@ -158,8 +149,8 @@ at::Tensor& set_storage_offset(
   } else {
     impl->set_sizes_contiguous(sizes);
   }
-  const auto needed = at::detail::computeStorageNbytes(
-      self.sizes(), self.strides(), self.element_size(), offset);
+  const auto needed =
+      at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.element_size(), offset);
   if (self.numel() && needed > self.storage().nbytes())
     resize_storage(self.storage().unsafeGetStorageImpl(), needed);
   // The tensor that is rebuilt on loaded bytes says what they are, before a view of it is used.
@@ -230,8 +221,9 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
       layout = {at::kByte, {static_cast<int64_t>(self.nbytes())}, {1}, true};
     if (!layout.untyped) host = typed_host(host, layout);
   } else {
-    layout = {self.scalar_type(), Dims(self.sizes().begin(), self.sizes().end()),
-              Dims(self.strides().begin(), self.strides().end())};
+    layout = {
+        self.scalar_type(), Dims(self.sizes().begin(), self.sizes().end()),
+        Dims(self.strides().begin(), self.strides().end())};
   }
   auto value = make_value(layout, self.nbytes(), device, State::Host);
   value->host = std::move(host);
@@ -244,7 +236,8 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
 // Storages may share a value until one is written, unless that would change its dims ([1, n] to [n]).
 bool share_value(const at::Tensor& self, const at::Tensor& src) {
   if (self.device() != src.device() || self.scalar_type() != src.scalar_type() ||
-      self.sizes() != src.sizes() || self.strides() != src.strides()) return false;
+      self.sizes() != src.sizes() || self.strides() != src.strides())
+    return false;
   if (!whole_storage(self) || !whole_storage(src)) return false;
   WithoutGil no_gil;
   Lock lock(g_mutex);
@@ -275,8 +268,7 @@ at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
     return out;
   }
   py::gil_scoped_acquire gil;
-  py::object moved =
-      callback("move")(py::reinterpret_borrow<py::object>(value->array), device);
+  py::object moved = callback("move")(py::reinterpret_borrow<py::object>(value->array), device);
   auto* target = cell_of(out)->value.get();
   target->set_array(moved.release().ptr());
   return out;
@@ -328,7 +320,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
     record_copy(self, expanded, non_blocking);
   } else if (to) {
     TORCH_CHECK(
-        src.is_cpu(), "tpu: cannot copy from a tensor on ", src.device(), "; move it to the CPU first.");
+        src.is_cpu(), "tpu: cannot copy from a tensor on ", src.device(),
+        "; move it to the CPU first.");
     copy_from_host(self, expanded);
   } else {
     TORCH_CHECK(
@@ -355,9 +348,7 @@ at::Tensor to_copy(
       self, dtype, layout, device, pin_memory, non_blocking && !to_host, format);
 }
 
-at::Scalar local_scalar_dense(const at::Tensor& self) {
-  return read_tensor(self, "item").item();
-}
+at::Scalar local_scalar_dense(const at::Tensor& self) { return read_tensor(self, "item").item(); }
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
   TORCH_CHECK(
@@ -395,13 +386,15 @@ at::Tensor& arange_out(
   TORCH_CHECK(d != 0, "step must be nonzero");
   TORCH_CHECK(std::isfinite(s) && std::isfinite(e), "unsupported range: ", s, " -> ", e);
   TORCH_CHECK(
-      (d > 0 && e >= s) || (d < 0 && e <= s), "upper bound and lower bound inconsistent with step sign");
+      (d > 0 && e >= s) || (d < 0 && e <= s),
+      "upper bound and lower bound inconsistent with step sign");
   double length = std::ceil((e - s) / d);
   at::Scalar first = start, by = step;
   if (at::isIntegralType(out.scalar_type(), false)) {
     const auto from = start.to<int64_t>(), to = end.to<int64_t>(), stride = step.to<int64_t>();
     first = from, by = stride;
-    const bool has_float = start.isFloatingPoint() || end.isFloatingPoint() || step.isFloatingPoint();
+    const bool has_float =
+        start.isFloatingPoint() || end.isFloatingPoint() || step.isFloatingPoint();
     if (out.scalar_type() == at::kLong && !(kRangesHaveLengthsAsGiven && has_float)) {
       TORCH_CHECK_VALUE(stride != 0, "step must be nonzero");
       length = static_cast<double>((to - from + stride - (stride > 0 ? 1 : -1)) / stride);
@@ -437,8 +430,8 @@ at::Tensor to_device(const at::Tensor& cpu, int16_t device) {
 
 at::Tensor own_value(const at::Tensor& t) {
   const auto strides = c10::contiguous_strides(t.sizes());
-  auto out = make_empty(
-      t.sizes(), strides, t.scalar_type(), static_cast<int16_t>(t.device().index()));
+  auto out =
+      make_empty(t.sizes(), strides, t.scalar_type(), static_cast<int16_t>(t.device().index()));
   if (t.numel()) record_copy(out, t, false);
   return out;
 }

@@ -1,7 +1,7 @@
 #include "recorder/threads.h"
 
-#include "values/memory.h"
 #include "runtime/python.h"
+#include "values/memory.h"
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -40,9 +40,9 @@ std::atomic<bool> g_autograd_ran{false};
 // Owner of the ThreadTraces that travel with autograd's ThreadLocalState, as a Python capsule.
 void publish(const std::shared_ptr<ThreadTraces>& own) {
   py::gil_scoped_acquire gil;
-  py::capsule capsule(
-      new std::shared_ptr<ThreadTraces>(own),
-      [](void* p) { delete static_cast<std::shared_ptr<ThreadTraces>*>(p); });
+  py::capsule capsule(new std::shared_ptr<ThreadTraces>(own), [](void* p) {
+    delete static_cast<std::shared_ptr<ThreadTraces>*>(p);
+  });
   // The last owner may be a thread that ends while the interpreter does: it must not ask for the GIL.
   at::impl::ThreadLocalPythonObjects::set(
       kTraceKey,

@@ -51,7 +51,9 @@ struct SegmentHistory {
   std::chrono::steady_clock::time_point ended;
   bool ended_on_host = false, ended_in_program = false;
 
-  bool pays() const { return !is_given_up && !ops.empty() && host_seconds >= g_patience * g_dearer * cost; }
+  bool pays() const {
+    return !is_given_up && !ops.empty() && host_seconds >= g_patience * g_dearer * cost;
+  }
 };
 
 namespace {
@@ -107,7 +109,8 @@ Tiering::Choice Tiering::choose(uint64_t op) {
     was_recorded_ = expected_ != nullptr;
   }
   if (!expected_) return Choice::Host;
-  if (ops_.size() < expected_->ops.size() && expected_->ops[ops_.size()] == op) return Choice::Record;
+  if (ops_.size() < expected_->ops.size() && expected_->ops[ops_.size()] == op)
+    return Choice::Record;
   if (ops_.size() == expected_->ops.size()) {
     end();
   } else {

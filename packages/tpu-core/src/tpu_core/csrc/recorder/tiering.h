@@ -36,10 +36,10 @@ class Tiering {
   using Clock = std::chrono::steady_clock;
 
   std::vector<uint64_t> ops_;
-  double seconds_ = 0;           // of CPU kernels in the segment
-  double ended_at_cpu_ = 0;      // the process's CPU time at the end of the segment before
+  double seconds_ = 0;       // of CPU kernels in the segment
+  double ended_at_cpu_ = 0;  // the process's CPU time at the end of the segment before
   std::shared_ptr<SegmentHistory> expected_;
-  bool was_recorded_ = false;    // from its first op on
+  bool was_recorded_ = false;       // from its first op on
   uint64_t before_ = 0, last_ = 0;  // keys of the two segments before
 };
 

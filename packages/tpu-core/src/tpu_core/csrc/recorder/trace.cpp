@@ -1,12 +1,12 @@
 #include "recorder/trace.h"
 
-#include "recorder/checks.h"
 #include "execution/host_kernels.h"
-#include "values/memory.h"
-#include "execution/state_init.h"
 #include "execution/program.h"
-#include "runtime/python.h"
+#include "execution/state_init.h"
+#include "recorder/checks.h"
 #include "recorder/threads.h"
+#include "runtime/python.h"
+#include "values/memory.h"
 
 #include <atomic>
 #include <chrono>
@@ -209,16 +209,10 @@ bool put_back(Trace* trace, Segment& s) {
 void settle(const ValuePtr& v, Lock& lock, const char* cut) {
   while (true) {
     switch (v->state) {
-      case State::Pending:
-        flush(v->trace, lock, cut);
-        break;
-      case State::Running:
-        wait_for_change(lock);
-        break;
-      case State::Failed:
-        v->failure->raise();
-      default:
-        return;
+      case State::Pending: flush(v->trace, lock, cut); break;
+      case State::Running: wait_for_change(lock); break;
+      case State::Failed: v->failure->raise();
+      default: return;
     }
   }
 }

@@ -8,10 +8,10 @@
 
 #include "recorder/cut_points.h"
 #include "recorder/former.h"
-#include "runtime/hash.h"
-#include "runtime/source_location.h"
-#include "runtime/python.h"
 #include "recorder/tiering.h"
+#include "runtime/hash.h"
+#include "runtime/python.h"
+#include "runtime/source_location.h"
 #include "values/value.h"
 
 #include <optional>
@@ -35,15 +35,15 @@ struct Signature {
   std::vector<int64_t> constants;            // int returns, in order
   std::vector<Pack> packs;                   // one a lifted number
   std::vector<uint8_t> compiled_in;          // numbers that start as constants of the program
-  mutable py::object plan;                   // Python's recipe for lowering the node, or the handler
+  mutable py::object plan;  // Python's recipe for lowering the node, or the handler
 };
 
 struct Node {
   const Signature* signature;
-  uint32_t refs;      // first of its slots in Segment::refs: operands, then outputs
+  uint32_t refs;  // first of its slots in Segment::refs: operands, then outputs
   uint32_t operands;
   uint32_t outputs;
-  uint32_t numbers;   // first of its lifted numbers in Segment::numbers
+  uint32_t numbers;  // first of its lifted numbers in Segment::numbers
   Line line;
 };
 
@@ -52,21 +52,23 @@ constexpr uint32_t kNoSlot = ~0u;
 struct Segment {
   std::vector<Node> nodes;
   std::vector<uint32_t> refs;
-  std::vector<ValuePtr> slots;      // every value that a node reads or makes, by first appearance
-  std::vector<uint8_t> is_input;    // per slot
-  std::vector<uint64_t> numbers;    // bits of a double or an int64
-  std::vector<Pack> packs;          // per number
-  std::vector<uint8_t> compiled_in; // per number
-  std::unordered_map<const Value*, uint32_t> shared;  // slots of inputs that another trace reads, too
-  FormerState former;               // of what the segment writes
-  std::vector<uint64_t> correlations;  // per node, while a profile is taken: the row that recorded it
+  std::vector<ValuePtr> slots;       // every value that a node reads or makes, by first appearance
+  std::vector<uint8_t> is_input;     // per slot
+  std::vector<uint64_t> numbers;     // bits of a double or an int64
+  std::vector<Pack> packs;           // per number
+  std::vector<uint8_t> compiled_in;  // per number
+  std::unordered_map<const Value*, uint32_t>
+      shared;          // slots of inputs that another trace reads, too
+  FormerState former;  // of what the segment writes
+  std::vector<uint64_t>
+      correlations;  // per node, while a profile is taken: the row that recorded it
   std::vector<std::pair<uint32_t, uint32_t>> words;  // nodes that are checked, slots of their words
   Hasher hasher;
   int16_t device = 0;
   uint64_t stamp = 0;
-  const char* cut = "";             // why it was cut
+  const char* cut = "";  // why it was cut
 
-  void clear();                     // keeps the memory of its vectors
+  void clear();  // keeps the memory of its vectors
 };
 
 struct Trace {

@@ -63,7 +63,8 @@ class Unboxed {
     }
     auto recorded = record_call(*description_, arguments.data());
     if (recorded.results) {
-      if constexpr (!std::is_reference_v<Result>) return std::move((*recorded.results)[0]).toTensor();
+      if constexpr (!std::is_reference_v<Result>)
+        return std::move((*recorded.results)[0]).toTensor();
     } else if (recorded.handler) {
       auto stack = arguments.stack();
       call_python(recorded.handler, *description_, op_, &stack);

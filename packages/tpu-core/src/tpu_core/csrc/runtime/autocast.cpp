@@ -1,6 +1,6 @@
 // Autocast: PrivateUse1 takes the cast policies of CUDA, from PyTorch's own op lists.
-#include <ATen/autocast_mode.h>
 #include <ATen/Operators.h>
+#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
 namespace at::autocast {
@@ -10,13 +10,12 @@ at::Tensor refuse_binary_cross_entropy(
     const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t) {
   TORCH_CHECK(
       false,
-      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: combine "
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
+      "combine "
       "the sigmoid and the loss in torch.nn.functional.binary_cross_entropy_with_logits.");
 }
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #define TPU_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)

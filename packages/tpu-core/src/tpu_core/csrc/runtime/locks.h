@@ -55,7 +55,9 @@ class TPU_CAPABILITY("mutex") StateMutex {
   }
 
 #ifdef TPU_CHECK_LOCKS
-  bool is_held() const { return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  bool is_held() const {
+    return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
 
  private:
   void check_wait() const;

@@ -29,7 +29,8 @@ StackId keep_stack(NamedStack&& s) {
     h.add(static_cast<uint64_t>(f.offset));
   }
   std::lock_guard<std::mutex> lock(g_stacks_mutex);
-  const auto [it, is_new] = g_stack_ids.try_emplace(h.digest(), static_cast<StackId>(g_stacks.size() + 1));
+  const auto [it, is_new] =
+      g_stack_ids.try_emplace(h.digest(), static_cast<StackId>(g_stacks.size() + 1));
   if (is_new) g_stacks.push_back(std::move(s));
   return it->second;
 }
@@ -67,8 +68,10 @@ py::list stacks_from(StackId first) {
   for (const auto& [name, stack] : stacks) {
     py::list frames;
     for (const auto& f : stack.frames)
-      frames.append(py::make_tuple(
-          py::handle(f.code->co_filename), PyCode_Addr2Line(f.code, f.offset), py::handle(f.code->co_name)));
+      frames.append(
+          py::make_tuple(
+              py::handle(f.code->co_filename), PyCode_Addr2Line(f.code, f.offset),
+              py::handle(f.code->co_name)));
     py::object users = py::none();
     if (stack.users != kNoFrame) users = py::int_(stack.users);
     all.append(py::make_tuple(name, frames, users, stack.gradient));

@@ -1,8 +1,8 @@
 // Stacks of allocations, each kept once.
 #pragma once
 
-#include "runtime/source_location.h"
 #include "runtime/python.h"
+#include "runtime/source_location.h"
 
 #include <cstdint>
 #include <string>

@@ -25,7 +25,8 @@ auto& g_prefixes = *new std::vector<std::string>;
 // Whose code a frame runs: the user's, torch's or ours, or the call of autograd's engine, under which
 // frames belong to the caller of backward and not to the op.
 enum class Owner : uint8_t { User, Internal, Engine };
-auto& g_owners = *new ska::flat_hash_map<PyCodeObject*, Owner>;  // g_mutex; owns a reference to each key
+auto& g_owners =
+    *new ska::flat_hash_map<PyCodeObject*, Owner>;  // g_mutex; owns a reference to each key
 
 // Lines of forward ops by autograd sequence number, which each thread counts for itself, so that
 // backward ops carry them. A ring: a graph of more nodes than this loses its oldest lines.
@@ -56,7 +57,7 @@ Owner owner_of(PyCodeObject* code) {
     const char* function = PyUnicode_AsUTF8(code->co_name);
     if (internal)
       owner = function && !std::strcmp(function, "_engine_run_backward") ? Owner::Engine
-                                                                        : Owner::Internal;
+                                                                         : Owner::Internal;
   }
   PyErr_Clear();
   Py_INCREF(code);

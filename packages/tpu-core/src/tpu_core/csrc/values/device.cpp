@@ -1,8 +1,8 @@
 #include "values/device.h"
 
-#include "values/memory.h"
-#include "runtime/python.h"
 #include "recorder/trace.h"
+#include "runtime/python.h"
+#include "values/memory.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -145,8 +145,7 @@ struct Event {
 };
 
 py::object marker_of(void* event) {
-  TORCH_CHECK(
-      event && static_cast<Event*>(event)->marker, "tpu: the event was not recorded yet.");
+  TORCH_CHECK(event && static_cast<Event*>(event)->marker, "tpu: the event was not recorded yet.");
   return py::reinterpret_borrow<py::object>(static_cast<Event*>(event)->marker);
 }
 
@@ -192,8 +191,7 @@ struct TpuGuard final : c10::impl::DeviceGuardImplInterface {
     release_reference(static_cast<Event*>(event)->marker);
     delete static_cast<Event*>(event);
   }
-  void record(
-      void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag)
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag)
       const override {
     ensure_initialized();
     py::gil_scoped_acquire gil;

@@ -1,11 +1,11 @@
 #include "values/memory.h"
 
-#include "values/memory_history.h"
 #include "execution/profiler.h"
-#include "runtime/python.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
 #include "recorder/trace.h"
+#include "runtime/python.h"
+#include "values/memory_history.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -38,13 +38,15 @@ class AddressSpace {
       return cell;
     }
     if (!base_) {
-      void* p = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      void* p =
+          mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       TORCH_CHECK(p != MAP_FAILED, "tpu: cannot reserve ", kSpace, " bytes of address space.");
       base_ = static_cast<char*>(p);
     }
     const auto reserved = bytes_of_class(size_class);
     TORCH_CHECK(
-        used_ + reserved <= kSpace, "tpu: a storage of ", nbytes, " bytes exceeds the address space.");
+        used_ + reserved <= kSpace, "tpu: a storage of ", nbytes,
+        " bytes exceeds the address space.");
     auto* cell = new Cell;
     cell->address = base_ + used_;
     cell->size_class = size_class;
@@ -62,9 +64,7 @@ class AddressSpace {
     const auto it = cells_.find(p);
     return it == cells_.end() ? nullptr : it->second;
   }
-  bool contains(const void* p) const {
-    return base_ && p >= base_ && p < base_ + kSpace;
-  }
+  bool contains(const void* p) const { return base_ && p >= base_ && p < base_ + kSpace; }
   void add_cells(std::vector<std::pair<const Cell*, ValuePtr>>& cells) const {
     for (const auto& [address, cell] : cells_)
       if (cell->in_use) cells.emplace_back(cell, cell->value);
@@ -95,7 +95,8 @@ class AddressSpace {
 };
 
 std::mutex g_space_mutex;
-auto& g_spaces = *new std::array<AddressSpace, kDevices>;  // never destroyed: storages may outlive it
+auto& g_spaces =
+    *new std::array<AddressSpace, kDevices>;  // never destroyed: storages may outlive it
 // Of storages without a byte, which have no address.
 auto& g_empty = *new std::unordered_set<Cell*>();
 
@@ -337,7 +338,8 @@ void require_memory(int16_t device, int64_t nbytes) {
   if (!g_memory_checked || nbytes == 0 || !is_initialized() || in_bad_fork()) return;
   auto check = [&](bool raises) {
     py::gil_scoped_acquire gil;
-    return callback("check_allocation")(device, nbytes, allocated_bytes(device), raises).cast<bool>();
+    return callback("check_allocation")(device, nbytes, allocated_bytes(device), raises)
+        .cast<bool>();
   };
   if (check(false)) return;
   flush_current("memory is short");  // what it read may be free then
@@ -374,8 +376,8 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
       kept = cell->value;  // a value may be larger than its storage
     } else {
       auto contents = at::zeros({static_cast<int64_t>(nbytes)}, at::kByte);
-      contents.narrow(0, 0, static_cast<int64_t>(old)).copy_(
-          read_bytes(cell->value, "resize_").narrow(0, 0, static_cast<int64_t>(old)));
+      contents.narrow(0, 0, static_cast<int64_t>(old))
+          .copy_(read_bytes(cell->value, "resize_").narrow(0, 0, static_cast<int64_t>(old)));
       kept = make_value(bytes, nbytes, device, State::Host);
       kept->host = contents;
     }

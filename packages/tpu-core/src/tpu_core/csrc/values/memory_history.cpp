@@ -1,7 +1,7 @@
 #include "values/memory_history.h"
 
-#include "values/memory.h"
 #include "recorder/trace.h"
+#include "values/memory.h"
 
 #include <algorithm>
 #include <chrono>
@@ -140,12 +140,16 @@ py::tuple history() {
     entries.assign(g_history.entries.begin(), g_history.entries.end());
     for (const auto& [value, l] : g_history.live) live.push_back(l);
   }
-  std::sort(live.begin(), live.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
+  std::sort(
+      live.begin(), live.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
   py::list events, allocated;
   for (const auto& e : entries)
-    events.append(py::make_tuple(
-        static_cast<int>(e.event), e.device, e.stack, e.address, e.nbytes, e.free_bytes, e.microseconds));
-  for (const auto& l : live) allocated.append(py::make_tuple(l.device, l.stack, l.address, l.nbytes));
+    events.append(
+        py::make_tuple(
+            static_cast<int>(e.event), e.device, e.stack, e.address, e.nbytes, e.free_bytes,
+            e.microseconds));
+  for (const auto& l : live)
+    allocated.append(py::make_tuple(l.device, l.stack, l.address, l.nbytes));
   return py::make_tuple(events, allocated);
 }
 
@@ -177,10 +181,11 @@ py::list live_storages(int16_t device) {
   }
   py::list all;
   for (const auto& [address, v, l, accounted] : found)
-    all.append(py::make_tuple(
-        reinterpret_cast<uintptr_t>(address), reinterpret_cast<uintptr_t>(v.get()), v->nbytes, accounted,
-        static_cast<int>(l.dtype), py::tuple(py::cast(std::vector<int64_t>(l.sizes.begin(), l.sizes.end()))),
-        v->stack));
+    all.append(
+        py::make_tuple(
+            reinterpret_cast<uintptr_t>(address), reinterpret_cast<uintptr_t>(v.get()), v->nbytes,
+            accounted, static_cast<int>(l.dtype),
+            py::tuple(py::cast(std::vector<int64_t>(l.sizes.begin(), l.sizes.end()))), v->stack));
   return all;
 }
 
@@ -206,7 +211,8 @@ void record_free(const Value& v, bool donated) {
   if (it == g_history.live.end()) return;
   const LiveMemory l = it->second;
   g_history.live.erase(it);
-  add_event(donated ? MemoryEvent::Donation : MemoryEvent::Free, l.device, stack, l.address, l.nbytes);
+  add_event(
+      donated ? MemoryEvent::Donation : MemoryEvent::Free, l.device, stack, l.address, l.nbytes);
 }
 
 void record_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes) {
@@ -225,15 +231,15 @@ void complete_stacks(const Segment& s) {
     }
 }
 
-TemporariesRecord::TemporariesRecord(
-    const Segment& s, at::ArrayRef<uint32_t> live, int64_t nbytes)
+TemporariesRecord::TemporariesRecord(const Segment& s, at::ArrayRef<uint32_t> live, int64_t nbytes)
     : nbytes_(nbytes), device_(s.device) {
   if (!records_memory() || nbytes <= 0) return;
   StackId stack = 0;
   if (g_keeps_stacks) {
     std::vector<Line> lines;
     for (const auto& [line, bytes] : intermediates(s, live, kMostLines)) lines.push_back(line);
-    stack = named_stack("temporaries of a program of " + std::to_string(s.nodes.size()) + " ops", lines);
+    stack = named_stack(
+        "temporaries of a program of " + std::to_string(s.nodes.size()) + " ops", lines);
   }
   std::lock_guard<std::mutex> lock(g_history_mutex);
   if (!g_records_memory) return;

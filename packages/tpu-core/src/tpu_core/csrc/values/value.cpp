@@ -1,8 +1,8 @@
 #include "values/value.h"
 
+#include "runtime/python.h"
 #include "values/memory.h"
 #include "values/memory_history.h"
-#include "runtime/python.h"
 
 #include <algorithm>
 #include <atomic>
@@ -84,7 +84,8 @@ Failure::~Failure() { release_reference(exception); }
 
 void Failure::raise() const {
   py::gil_scoped_acquire gil;
-  PyException_SetTraceback(exception, Py_None);  // that of the first time does not belong to this read
+  PyException_SetTraceback(
+      exception, Py_None);  // that of the first time does not belong to this read
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
   throw PythonError::current();
 }
@@ -162,22 +163,24 @@ Cell* cell_of(const c10::StorageImpl* storage) {
   TORCH_CHECK(
       cell || !ptr.device().is_meta(),
       "tpu: the memory of a fake tensor was read or written, and it has none. While torch.compile, "
-      "torch.export or a FakeTensorMode traces a program, fake tensors stand in for the real ones; a "
-      "function that PyTorch cannot see into (one of another library, of an extension) was called with "
+      "torch.export or a FakeTensorMode traces a program, fake tensors stand in for the real ones; "
+      "a "
+      "function that PyTorch cannot see into (one of another library, of an extension) was called "
+      "with "
       "them as if they were real.\nWhat to do: make that function a custom op "
-      "(torch.library.custom_op with register_fake; tpu_kernels.jax_op for one of JAX), or leave it out "
+      "(torch.library.custom_op with register_fake; tpu_kernels.jax_op for one of JAX), or leave "
+      "it out "
       "of what is traced, with @torch.compiler.disable.");
   TORCH_CHECK(
-      cell,
-      "tpu: this storage on ",
-      ptr.device(),
+      cell, "tpu: this storage on ", ptr.device(),
       " was not allocated by tpu_core; another library may have replaced the device's allocator.");
   return cell;
 }
 
 Cell* cell_of(const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      t.has_storage(), "tpu: a tensor without storage (sparse or a subclass) reached a dense kernel.");
+      t.has_storage(),
+      "tpu: a tensor without storage (sparse or a subclass) reached a dense kernel.");
   return cell_of(t.storage().unsafeGetStorageImpl());
 }
 

@@ -50,25 +50,25 @@ struct Value final : c10::intrusive_ptr_target {
   size_t nbytes = 0;
   int16_t device = 0;
   State state = State::Uninitialized;
-  bool shared = false;         // handed to or received from the user's JAX code: never donated
-  bool accounted = false;      // counted in the device's memory statistics
-  bool borrowed = false;       // Host: the memory is an array's, and not to be written
-  PyObject* array = nullptr;   // Ready: a jax.Array, owned
+  bool shared = false;        // handed to or received from the user's JAX code: never donated
+  bool accounted = false;     // counted in the device's memory statistics
+  bool borrowed = false;      // Host: the memory is an array's, and not to be written
+  PyObject* array = nullptr;  // Ready: a jax.Array, owned
   // Host: a CPU tensor of the layout's sizes, contiguous or with its strides (flat and uint8 if untyped).
   at::Tensor host;
-  Trace* trace = nullptr;      // Pending or Running: the trace that makes it
-  uint64_t stamp = 0;          // the trace segment that `slot` is valid in
+  Trace* trace = nullptr;  // Pending or Running: the trace that makes it
+  uint64_t stamp = 0;      // the trace segment that `slot` is valid in
   uint32_t slot = 0;
-  uint32_t holds = 0;          // references of collectives that wait for their turn
-  uint64_t launch = 0;         // programs that had started at its making, by launch (checks.h)
-  uint32_t writers = 0;        // CPU kernels that write its memory just now
-  uint32_t stack = 0;          // where it was made, if that is recorded (memory_stacks.h)
+  uint32_t holds = 0;    // references of collectives that wait for their turn
+  uint64_t launch = 0;   // programs that had started at its making, by launch (checks.h)
+  uint32_t writers = 0;  // CPU kernels that write its memory just now
+  uint32_t stack = 0;    // where it was made, if that is recorded (memory_stacks.h)
   std::shared_ptr<const Failure> failure;  // Failed
 
   ~Value() override;
   static void* operator new(size_t size);
   static void operator delete(void* memory);
-  void set_array(PyObject* owned);  // becomes Ready
+  void set_array(PyObject* owned);                     // becomes Ready
   void set_host(at::Tensor memory, bool is_borrowed);  // becomes Host
   void fail(std::shared_ptr<const Failure> why);
   void take_memory();  // counted in the device's memory from now on
