@@ -350,6 +350,13 @@ def soak(s: nox.Session) -> None:
 
 
 @session
+def sanitize(s: nox.Session) -> None:
+    """Concurrency tests on the extension built for a sanitizer: address, or ``-- thread``."""
+    prepare(s, "test")
+    python(s, ROOT / "tools" / "sanitize.py", *s.posargs)
+
+
+@session
 def conformance(s: nox.Session) -> None:
     """PyTorch's databases of ops, modules and optimizers: ``nox -s conformance -- --shard 3/8``."""
     prepare(s, "test")

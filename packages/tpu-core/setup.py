@@ -139,14 +139,21 @@ def finished(minors: list[str]) -> list[str]:
     return [str(found[minor].relative_to(HERE / PACKAGE)) for minor in minors]
 
 
+# Locks check themselves as well (csrc/runtime/locks.h).
+SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize=vptr", "-DTPU_CHECK_LOCKS"]
+
+
 def extension() -> CppExtension:
+    sanitizer = [f"-fsanitize={EXTENSION.SANITIZER}"] if EXTENSION.SANITIZER else []
+    speed = [*SANITIZED, *sanitizer] if sanitizer else ["-O2", "-g0"]
     kineto = Path(torch.__file__).parent / "include" / "kineto"  # of the profiler
     return CppExtension(
         f"tpu_core._extensions.{EXTENSION.build_of(MINOR).parent.name}._C",
         translation_units(),
         include_dirs=[str(CSRC), str(kineto)],
         depends=sorted(str(p.relative_to(HERE)) for p in CSRC.rglob("*.*")),
-        extra_compile_args=["-O2", "-g0", "-std=c++20", "-fvisibility=hidden", "-Winvalid-pch"],
+        extra_compile_args=[*speed, "-std=c++20", "-fvisibility=hidden", "-Winvalid-pch"],
+        extra_link_args=sanitizer,
     )
 
 
@@ -154,10 +161,12 @@ def extension() -> CppExtension:
 for stale in (HERE / PACKAGE).glob("_C.*.so"):
     stale.unlink()
 EXTENSION.build_of(MINOR).parent.mkdir(parents=True, exist_ok=True)
+kind = f"-{EXTENSION.SANITIZER}" if EXTENSION.SANITIZER else ""
+OBJECTS = Path("build") / f"objects-{sys.version_info.minor}-{MINOR}{kind}"
 setup(
     distclass=BinaryDistribution,
     ext_modules=[] if BUILDS else [extension()],
     cmdclass={"build_ext": BuildExtensions},
     # One place for object files, so that the next build compiles only what has changed.
-    options={"build_ext": {"build_temp": f"build/objects-{sys.version_info.minor}-{MINOR}"}},
+    options={"build_ext": {"build_temp": str(OBJECTS)}},
 )

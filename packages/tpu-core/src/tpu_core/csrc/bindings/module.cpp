@@ -1,4 +1,5 @@
 // The Python module `tpu_core._C`.
+#include "bindings/enums.h"
 #include "collectives/process_group.h"
 #include "collectives/ring.h"
 #include "custom_ops/callable.h"
@@ -40,21 +41,12 @@ std::atomic<int> g_device_count{-1};
 PyObject* g_callbacks = nullptr;
 pthread_t g_main_thread{};  // Python's, which handles signals
 
-void before_fork() {
-  lock_allocators_for_fork();
-  lock_references_for_fork();
-}
-
-void after_fork() {
-  unlock_references_after_fork();
-  unlock_allocators_after_fork();
-}
+void before_fork() { LeafMutex::lock_all(); }
+void after_fork() { LeafMutex::unlock_all(); }
 
 void in_child() {
   after_fork();
   new (&g_mutex) StateMutex;  // a thread that is not here may have held it
-  renew_descriptions_mutex();
-  renew_generators_mutex();
   if (g_initialized) g_bad_fork = true;
 }
 
@@ -297,6 +289,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("set_thread_precision", &set_thread_precision);
   m.def("set_implementations", &set_implementations);
+  register_enums(m);
   register_process_group(m);
   register_promises(m);
   register_ring(m);

@@ -99,6 +99,7 @@ class PythonWork final : public c10d::Work {
   }
   // Ready as soon as the results can be used by ops that are recorded from now on.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const WithoutGil no_gil;  // which is asked for under the mutex
     std::lock_guard<std::mutex> lock(future_mutex_);
     if (future_) return future_;
     {
@@ -261,6 +262,8 @@ void replace_arrays(py::object replacement) {
   for (const auto& value : live_values()) {
     if (!value || value->state != State::Ready || !seen.insert(value.get()).second) continue;
     py::object array = Function{replacement}(py::handle(value->array), value->device);
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
     value->set_array(array.release().ptr());
   }
 }

@@ -11,6 +11,7 @@
 namespace tpu {
 
 Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
+  TPU_ASSERT_LOCKED();
   Segment part;
   part.device = s.device;
   part.cut = s.cut;

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,12 +45,14 @@ struct LaunchEvent {
   std::vector<ProfiledNode> nodes;
 };
 
-// Never destroyed: static destructors run after the interpreter's end.
-auto& g_events_mutex = *new std::mutex;
-auto& g_host_ops = *new std::vector<HostOp>;       // g_events_mutex
-auto& g_transfers = *new std::vector<Transfer>;    // g_events_mutex
-auto& g_launches = *new std::vector<LaunchEvent>;  // the GIL
-uint64_t g_profile = 0;                            // the GIL
+struct HostEvents {
+  std::vector<HostOp> ops;
+  std::vector<Transfer> transfers;
+};
+auto& g_events = *new Guarded<HostEvents>;
+// The GIL's. Never destroyed: static destructors run after the interpreter's end.
+auto& g_launches = *new std::vector<LaunchEvent>;
+uint64_t g_profile = 0;
 thread_local std::vector<uint64_t> t_correlations;
 
 uint64_t system_thread() {
@@ -72,15 +73,15 @@ void pop_correlation() {
 
 void note_host_op(const std::string& name, const Line& line, int16_t device, int64_t start) {
   const int64_t end = profiler_time();
-  std::lock_guard<std::mutex> lock(g_events_mutex);
-  g_host_ops.push_back({name, line, start, end, current_correlation(), system_thread(), device});
+  g_events.lock()->ops.push_back(
+      {name, line, start, end, current_correlation(), system_thread(), device});
 }
 
 void note_transfer(bool is_to_device, int64_t bytes, int16_t device, int64_t start) {
   if (!start || !is_profiling()) return;
   const int64_t end = profiler_time();
-  std::lock_guard<std::mutex> lock(g_events_mutex);
-  g_transfers.push_back({is_to_device, bytes, start, end, current_correlation(), device});
+  g_events.lock()->transfers.push_back(
+      {is_to_device, bytes, start, end, current_correlation(), device});
 }
 
 void note_recorded(Segment& s) {
@@ -129,13 +130,7 @@ py::dict take_profile() {
     if (!text) text = py::cast(describe(line));
     return text;
   };
-  std::vector<HostOp> host_ops;
-  std::vector<Transfer> transfers;
-  {
-    std::lock_guard<std::mutex> lock(g_events_mutex);
-    host_ops.swap(g_host_ops);
-    transfers.swap(g_transfers);
-  }
+  auto [host_ops, transfers] = std::exchange(*g_events.lock(), {});
   auto launches = std::exchange(g_launches, {});
   ++g_profile;
   py::list ops, programs, copies;

@@ -70,15 +70,13 @@ py::dict export_segment(
 
 namespace {
 
-void upload_host_inputs(Segment& s) {
-  for (size_t i = 0; i < s.slots.size(); ++i) {
-    auto& v = s.slots[i];
-    if (!s.is_input[i] || v->state != State::Host) continue;
-    const int64_t started = transfer_time();
-    py::object array = callback("device_put")(py::cast(v->host.contiguous()), s.device);
-    note_transfer(true, static_cast<int64_t>(v->nbytes), s.device, started);
-    v->set_array(array.release().ptr());
-  }
+// Arrays of a segment's inputs, by slot. A run holds what it reads: another thread may have a value's memory
+// moved to the host for a CPU kernel at any time, with which the value lets go of its array.
+std::vector<py::object> input_arrays(const Segment& s) {
+  std::vector<py::object> arrays(s.slots.size());
+  for (size_t i = 0; i < s.slots.size(); ++i)
+    if (s.is_input[i]) arrays[i] = device_array(*s.slots[i]);
+  return arrays;
 }
 
 void append_packs(py::list& arguments, const Segment& s, const Program& p) {
@@ -114,16 +112,15 @@ py::object checked(PyObject* object) {
   return py::reinterpret_steal<py::object>(object);
 }
 
-py::object execute(Program& p, Segment& s) {
+// `arrays` are of no more use then: what is donated is gone.
+py::object execute(Program& p, Segment& s, std::vector<py::object>& arrays) {
   static PyObject* consume = PyUnicode_InternFromString("consume_with_handlers");
   const bool takes_padding = p.handlers.is_none();
   py::list arguments(p.inputs.size());
   for (size_t i = 0; i < p.inputs.size(); ++i) {
-    auto& value = *s.slots[p.inputs[i]];
-    if (!takes_padding) drop_padding(value);
-    PyObject* array = value.array;
-    Py_INCREF(array);
-    PyList_SET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(i), array);
+    const auto slot = p.inputs[i];
+    auto array = takes_padding ? arrays[slot] : without_padding(*s.slots[slot], arrays[slot]);
+    PyList_SET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(i), array.release().ptr());
   }
   if (!s.numbers.empty()) append_packs(arguments, s, p);
   auto sharded = checked(PyObject_CallOneArg(p.execute.ptr(), arguments.ptr()));
@@ -134,11 +131,34 @@ py::object execute(Program& p, Segment& s) {
 
 }  // namespace
 
-void drop_padding(Value& v) {
+py::object device_array(Value& v) {
+  at::Tensor host;
+  {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    if (v.array) return py::reinterpret_borrow<py::object>(v.array);
+    host = v.state == State::Host
+        ? v.host
+        : at::zeros(v.layout.sizes, at::TensorOptions().dtype(v.layout.dtype));
+  }
+  const int64_t started = transfer_time();
+  py::object array = callback("device_put")(py::cast(host.contiguous()), v.device);
+  note_transfer(true, static_cast<int64_t>(v.nbytes), v.device, started);
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  if (v.array) return py::reinterpret_borrow<py::object>(v.array);  // another thread was first
+  v.set_array(Py_NewRef(array.ptr()));
+  return array;
+}
+
+py::object without_padding(Value& v, const py::object& array) {
   static const py::handle padded = callback("padded_array");
-  if (reinterpret_cast<PyObject*>(Py_TYPE(v.array)) != padded.ptr()) return;
-  py::object array = callback("exact")(py::handle(v.array), v.device);
-  v.set_array(array.release().ptr());
+  if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != padded.ptr()) return array;
+  py::object exact = callback("exact")(array, v.device);
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  if (v.array == array.ptr()) v.set_array(Py_NewRef(exact.ptr()));
+  return exact;
 }
 
 namespace {
@@ -157,7 +177,7 @@ auto& g_in_pieces = *new std::unordered_set<std::string>();
 constexpr size_t kMostInPieces = 4096;
 
 // A program for the segment, or null where it is to run in pieces.
-Program* compile(const Segment& s, const Cut& c) {
+Program* compile(const Segment& s, const Cut& c, const std::vector<py::object>& inputs) {
   const Mode m = mode();
   const bool may_wait = m.background && tiers() == Tiers::Compiled && !m.inspect &&
       s.nodes.size() > 1 && fits_in_pieces(s);
@@ -168,7 +188,7 @@ Program* compile(const Segment& s, const Cut& c) {
     if (known && !callback("program_due")(key).cast<bool>()) return nullptr;
   }
   py::list arrays;
-  for (auto i : c.inputs) arrays.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
+  for (auto i : c.inputs) arrays.append(inputs[i]);
   py::object pieces = py::none();
   if (may_wait) {
     py::list missing;
@@ -228,7 +248,7 @@ void drop_array(Value& v) {
 void inspect(const Segment& s, const Cut& c, const Mode& m) {
   auto arrays = [&](at::ArrayRef<uint32_t> slots) {
     py::list list;
-    for (auto i : slots) list.append(py::reinterpret_borrow<py::object>(s.slots[i]->array));
+    for (auto i : slots) list.append(device_array(*s.slots[i]));
     return list;
   };
   py::object function = py::none();
@@ -241,8 +261,9 @@ void inspect(const Segment& s, const Cut& c, const Mode& m) {
 // Runs the segment's program, which is made where there is none; null where the segment is to run in
 // pieces.
 py::object results_of(Segment& s, Cut& c) {
+  auto arrays = input_arrays(s);
   if (c.program) ++counters().hits;
-  else c.program = compile(s, c);
+  else c.program = compile(s, c, arrays);
   while (c.program) {
     auto& program = *c.program;
     check_memory(s, program);
@@ -251,7 +272,7 @@ py::object results_of(Segment& s, Cut& c) {
     const auto started = std::chrono::steady_clock::now();
     auto results = [&] {
       const Launch launch(s, program.info);
-      return execute(program, s);
+      return execute(program, s, arrays);
     }();
     if (!results.is_none()) {
       ++program.runs;
@@ -261,7 +282,7 @@ py::object results_of(Segment& s, Cut& c) {
       return results;
     }
     retire_program(c);  // a size that recurs, whose program was for padded arrays
-    c.program = compile(s, c);
+    c.program = compile(s, c, arrays);
   }
   return {};
 }
@@ -285,7 +306,6 @@ void run(Segment& s, Cut& c) {
   if (c.live.empty()) return;  // nothing that ran could be seen
   bool in_pieces = false;
   try {
-    upload_host_inputs(s);
     auto results = results_of(s, c);
     if (!results) {
       in_pieces = true;  // each piece keeps its own errors

@@ -76,8 +76,12 @@ py::dict export_segment(
 // for everything.
 PyObject* newest_array(int16_t device);
 void set_newest(int16_t device, PyObject* array);
-// Makes a value's array hold just what counts: padding is for programs that know of it. Holds the GIL.
-void drop_padding(Value& v);
+// A settled value's array, which is made of memory on the host where that is what it holds. A reference of
+// its own: the value may let go of the array whenever g_mutex and the GIL are free. Holds the GIL.
+py::object device_array(Value& v);
+// A value's array that holds just what counts, which the value keeps in place of `array`: padding is for
+// programs that know of it. Holds the GIL.
+py::object without_padding(Value& v, const py::object& array);
 // (runs, seconds that the host spent in starting them) of each program, by its key in the cache.
 py::dict program_runs();
 

@@ -155,6 +155,7 @@ void choose_widest(const Segment& s, Cut& c, const std::vector<Program*>& progra
 }  // namespace
 
 Cut decide(Segment& s) {
+  TPU_ASSERT_LOCKED();
   Cut c = ends_of(s);
   c.program = find_program(on_device(c.key, c), s);
   if (!c.program) {
@@ -168,6 +169,7 @@ Cut decide(Segment& s) {
 }
 
 Cut decide_piece(Segment& s) {
+  TPU_ASSERT_LOCKED();
   Cut c = ends_of(s);
   c.is_piece = true;
   auto& programs = g_by_content[on_device(c.content, c)];
@@ -178,6 +180,7 @@ Cut decide_piece(Segment& s) {
 }
 
 std::optional<Hash128> missing_program(const Segment& s) {
+  TPU_ASSERT_LOCKED();
   Cut c;
   c.device = s.device;
   c.content = s.hasher.digest();

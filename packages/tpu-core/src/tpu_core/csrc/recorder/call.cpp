@@ -31,108 +31,6 @@ uint64_t bits_of(double d) {
   return b;
 }
 
-void add_number(Call& c, uint64_t bits, Pack pack, bool compiled_in) {
-  c.numbers.push_back(bits);
-  c.packs.push_back(pack);
-  c.compiled_in.push_back(compiled_in);
-}
-
-bool same_ignoring_ones(at::IntArrayRef sizes, at::IntArrayRef a, const Dims& b) {
-  for (size_t i = 0; i < sizes.size(); ++i)
-    if (sizes[i] != 1 && a[i] != b[i]) return false;
-  return true;
-}
-
-bool covers(const at::Tensor& t, const Layout& l) {
-  return t.storage_offset() == 0 && t.scalar_type() == l.dtype &&
-      t.sizes() == at::IntArrayRef(l.sizes) &&
-      same_ignoring_ones(t.sizes(), t.strides(), l.strides);
-}
-
-// Is the tensor a rectangular window of the base, with its dims in any order? Then its offset becomes
-// one start a dim, which may change from call to call without a compile.
-bool match_slice(Call& c, Access& a) {
-  const auto& t = *a.tensor;
-  const auto& l = a.value->layout;
-  if (t.scalar_type() != l.dtype || t.numel() == 0) return false;
-  const auto n = l.sizes.size();
-  if (n > 8) return false;
-  a.dims.assign(n, -1);
-  for (int64_t i = 0; i < t.dim(); ++i) {
-    const auto size = t.size(i), stride = t.stride(i);
-    if (size == 1 || stride == 0) continue;
-    size_t j = 0;
-    for (; j < n; ++j)
-      if (l.strides[j] == stride && l.sizes[j] > 1 && l.sizes[j] >= size && a.dims[j] < 0) break;
-    if (j == n) return false;
-    a.dims[j] = static_cast<int8_t>(i);
-  }
-  c10::SmallVector<int64_t, 6> starts(n, 0);
-  c10::SmallVector<uint8_t, 6> done(n, 0);
-  int64_t rest = t.storage_offset();
-  for (size_t k = 0; k < n; ++k) {
-    size_t best = n;
-    for (size_t j = 0; j < n; ++j)
-      if (!done[j] && (best == n || l.strides[j] > l.strides[best])) best = j;
-    done[best] = 1;
-    if (l.sizes[best] == 1 || l.strides[best] == 0) continue;
-    starts[best] = rest / l.strides[best];
-    rest %= l.strides[best];
-    const auto extent = a.dims[best] < 0 ? 1 : t.size(a.dims[best]);
-    if (starts[best] + extent > l.sizes[best]) return false;
-  }
-  if (rest != 0) return false;
-  a.form = Form::Slice;
-  for (size_t j = 0; j < n; ++j) {
-    const auto extent = a.dims[j] < 0 ? 1 : t.size(a.dims[j]);
-    if (extent < l.sizes[j])
-      add_number(c, static_cast<uint64_t>(starts[j]), Pack::I32, extent != 1);
-  }
-  return true;
-}
-
-void hash_geometry(Hasher& h, const at::Tensor& t) {
-  h.add((static_cast<uint64_t>(t.scalar_type()) << 32) | static_cast<uint64_t>(t.dim()));
-  for (auto s : t.sizes()) h.add(static_cast<uint64_t>(s));
-  if (t.is_contiguous()) {
-    h.add(1);
-  } else {
-    for (auto s : t.strides()) h.add(static_cast<uint64_t>(s));
-  }
-}
-
-}  // namespace
-
-void hash_layout(Hasher& h, const Layout& l) {
-  h.add((static_cast<uint64_t>(l.dtype) << 32) | l.sizes.size());
-  for (auto s : l.sizes) h.add(static_cast<uint64_t>(s));
-  for (auto s : l.strides) h.add(static_cast<uint64_t>(s));
-}
-
-namespace {
-
-void resolve(Call& c, Access& a) {
-  const auto& t = *a.tensor;
-  a.cell = cell_of(t);
-  a.value = a.cell->value;
-  settle_type(*a.value, t);
-  hash_geometry(c.hasher, t);
-  if (covers(t, a.value->layout)) {
-    a.form = Form::Whole;
-    c.hasher.add(11);
-    return;
-  }
-  hash_layout(c.hasher, a.value->layout);
-  if (match_slice(c, a)) {
-    c.hasher.add(12);
-    c.hasher.add_range(a.dims);
-  } else {
-    a.form = Form::General;
-    c.hasher.add(13);
-    c.hasher.add(static_cast<uint64_t>(t.storage_offset()));
-  }
-}
-
 void check_device(Call& c, const at::Tensor& t) {
   const auto index = static_cast<int16_t>(t.device().index());
   if (c.device < 0) c.device = index;
@@ -282,12 +180,12 @@ void add_tensor(Call& c, const OpDescription& d, const at::Tensor& t, bool writt
   if (!(written && d.write_only)) {
     auto& read = c.reads.emplace_back();
     read.tensor = operand;
-    resolve(c, read);
+    resolve_access(c, read);
   }
   if (written) {
     Access write;
     write.tensor = operand;
-    resolve(c, write);
+    resolve_access(c, write);
     write.overwrites = overwrites(*operand, write);
     for (size_t k = 0; k < c.writes.size(); ++k) {
       auto& earlier = c.writes[k];
@@ -371,6 +269,7 @@ void hash_refusable(Call& c, const OpDescription& d, const c10::IValue* args) {
 }  // namespace
 
 void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
+  TPU_ASSERT_LOCKED();
   c.hasher.add(d.hash);
   // The dtype of what integers become: results have it, and lowerings compute in it.
   c.hasher.add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
@@ -474,6 +373,7 @@ void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n
 }
 
 void settle_type(Value& v, const at::Tensor& t) {
+  TPU_ASSERT_LOCKED();
   if (!v.layout.untyped) return;
   const auto item = static_cast<int64_t>(t.element_size());
   const auto nbytes = static_cast<int64_t>(v.nbytes);

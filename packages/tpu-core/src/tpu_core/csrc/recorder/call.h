@@ -5,6 +5,7 @@
 #include "recorder/trace.h"
 
 #include <forward_list>
+#include <memory>
 #include <utility>
 
 namespace tpu {
@@ -45,6 +46,19 @@ std::pair<uint64_t, uint64_t> draw_seed(
 // Adds seed and offset of a random op to the numbers, advancing the generator.
 void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
 void hash_layout(Hasher& h, const Layout& l);
+// Sets the storage's value of an operand and the form of its access, and hashes both. Needs g_mutex.
+void resolve_access(Call& c, Access& a);
+inline void add_number(Call& c, uint64_t bits, Pack pack, bool compiled_in) {
+  c.numbers.push_back(bits);
+  c.packs.push_back(pack);
+  c.compiled_in.push_back(compiled_in);
+}
+// Asks PyTorch's meta function about a call: it checks the call and gives the outputs' geometry. g_mutex is
+// not held.
+std::unique_ptr<Signature> ask_for_signature(
+    const OpDescription& d, const Call& c, const c10::IValue* args, size_t n);
+// Has Python give an out= tensor the shape of the result.
+void resize_outputs(const Signature& s, const c10::IValue* args, size_t n);
 // Bytes take dtype and shape at their first typed use, so that a restored model has the same programs
 // as a fresh one.
 void settle_type(Value& v, const at::Tensor& t);

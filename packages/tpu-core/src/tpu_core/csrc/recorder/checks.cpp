@@ -34,8 +34,6 @@ struct Word {
 auto& g_words = *new std::array<std::deque<Word>, 128>();
 std::array<size_t, 128> g_sweep_at{};  // g_mutex
 constexpr size_t kSweepAt = 64;
-// The place of a node among those of a word stands above the number of its check.
-constexpr int kNodeShift = 20;
 
 // Signatures of the nodes that make one word of several, by their number; g_mutex. The recipe is empty
 // until Python has given it.
@@ -123,6 +121,7 @@ const Layout& word_layout() {
 }
 
 void close_checks(Trace& trace) {
+  TPU_ASSERT_LOCKED();
   auto& s = trace.current;
   if (s.words.empty()) return;
   Word word;

@@ -8,6 +8,10 @@
 
 namespace tpu {
 
+// Of the first number of a word: the place of a node among those of the word stands above the number of its
+// check.
+constexpr int kNodeShift = 20;
+
 // Which ops are checked (TPU_CHECKS): none, where it is cheap, or all that can be.
 void set_checks(int level);
 // The same for this thread: a mode that inspects ops looks for itself.

@@ -72,6 +72,7 @@ void FormerState::release() {
 }
 
 void remember_former(Segment& s, const Trace& trace, Cell* cell, const Value* latest) {
+  TPU_ASSERT_LOCKED();
   if (!cell->address) return;  // of no bytes
   auto& storages = s.former.storages;
   const auto& v = cell->value;

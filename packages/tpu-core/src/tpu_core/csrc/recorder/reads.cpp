@@ -31,10 +31,18 @@ at::Tensor memory_of(py::handle array, const Layout& l) {
   return at::from_blob(view.buf, l.sizes, drop, at::TensorOptions().dtype(l.dtype));
 }
 
-// What a value's array holds, on the host; waits for it.
-at::Tensor read_array(const Value& value, const char* reason) {
+// A value's memory on the host; undefined where it is an array's.
+at::Tensor held_on_host(const Value& value) {
+  Lock lock(g_mutex, std::defer_lock);
+  acquire(lock);
+  return value.state == State::Host ? value.host : at::Tensor();
+}
+
+// What a value holds, on the host; waits for it.
+at::Tensor read_array(Value& value, const char* reason) {
+  if (auto host = held_on_host(value); host.defined()) return host;
   py::gil_scoped_acquire gil;
-  const py::handle array(value.array);
+  const auto array = device_array(value);
   if (handles_signals()) callback("wait_for")(array);
   if (is_profiling()) callback("wait_until_ready")(array);  // the wait is none of the transfer
   const int64_t started = transfer_time();
@@ -50,11 +58,11 @@ at::Tensor read_array(const Value& value, const char* reason) {
 }
 
 // The elements of a settled value in memory order, on the host.
-at::Tensor read_elements(const Value& value, const char* reason) {
+at::Tensor read_elements(Value& value, const char* reason) {
   if (value.state == State::Uninitialized)
     return at::zeros({static_cast<int64_t>(value.nbytes)}, at::kByte);
   const auto& l = value.layout;
-  const auto host = value.state == State::Host ? value.host : read_array(value, reason);
+  const auto host = read_array(value, reason);
   if (!l.untyped && !is_dense(l.sizes, l.strides)) {  // some share a place
     const auto memory = memory_like(l, host);
     return memory.as_strided(
@@ -83,14 +91,13 @@ void raise_checks_of(const Value& value) {
 }
 
 // A tensor on the host whose value is settled.
-at::Tensor read_settled(const at::Tensor& t, const Value& value, const char* reason) {
+at::Tensor read_settled(const at::Tensor& t, Value& value, const char* reason) {
   const auto& l = value.layout;
   const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
       t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
   if (value.state == State::Host)
     note_transfer(false, static_cast<int64_t>(t.nbytes()), value.device, transfer_time());
-  if (whole && value.state == State::Host) return value.host;
-  if (whole && value.state == State::Ready) return read_array(value, reason);
+  if (whole && value.state != State::Uninitialized) return read_array(value, reason);
   auto host = read_elements(value, reason);
   if (host.scalar_type() != t.scalar_type()) host = elements(host.view(at::kByte), t.scalar_type());
   return host.as_strided(t.sizes(), t.strides(), t.storage_offset());
@@ -104,8 +111,7 @@ at::Tensor typed_host(const at::Tensor& bytes, const Layout& layout) {
 
 at::Tensor host_memory(const ValuePtr& value) {
   py::gil_scoped_acquire gil;
-  drop_padding(*value);
-  const py::handle array(value->array);
+  const auto array = without_padding(*value, device_array(*value));
   if (handles_signals()) callback("wait_for")(array);
   auto memory = memory_of(array, value->layout);
   return memory.defined() ? memory : callback("host_memory")(array).cast<at::Tensor>();
@@ -146,15 +152,7 @@ py::object array_of_value(const ValuePtr& value, const char* reason) {
     Lock lock(g_mutex);
     if (value->state != State::Uninitialized) settle(value, lock, reason);
   }
-  if (value->state == State::Uninitialized || value->state == State::Host) {
-    at::Tensor host = value->state == State::Host
-        ? value->host
-        : at::zeros(value->layout.sizes, at::TensorOptions().dtype(value->layout.dtype));
-    py::object array = callback("device_put")(py::cast(host.contiguous()), value->device);
-    value->set_array(array.release().ptr());
-  }
-  drop_padding(*value);
-  return py::reinterpret_borrow<py::object>(value->array);
+  return without_padding(*value, device_array(*value));
 }
 
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
@@ -171,7 +169,7 @@ bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
     value->shared = true;  // whatever is recorded from now on must leave it alone
   }
   py::gil_scoped_acquire gil;
-  callback("copy_to_pinned")(py::reinterpret_borrow<py::object>(value->array), host, value->device);
+  callback("copy_to_pinned")(device_array(*value), host, value->device);
   return true;
 }
 

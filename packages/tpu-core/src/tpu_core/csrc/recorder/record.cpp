@@ -19,125 +19,10 @@
 namespace tpu {
 namespace {
 
-std::mutex g_descriptions_mutex;
 // Tables that hold Python objects are never destroyed: static destructors run after the interpreter's end.
 using Signatures = ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash>;
-auto& g_descriptions = *new std::unordered_map<std::string, std::unique_ptr<OpDescription>>();
 auto& g_signatures = *new Signatures();  // g_mutex
 auto& g_zeros = *new Signatures();       // g_mutex
-
-py::object describe_access(const Access& a) {
-  auto list = [](auto range) {
-    return py::tuple(py::cast(std::vector<int64_t>(range.begin(), range.end())));
-  };
-  const auto& l = a.value->layout;
-  const auto& t = *a.tensor;
-  return py::make_tuple(
-      static_cast<int>(a.form), static_cast<int>(l.dtype), list(at::IntArrayRef(l.sizes)),
-      list(at::IntArrayRef(l.strides)), static_cast<int>(t.scalar_type()), list(t.sizes()),
-      list(t.strides()), t.storage_offset(), list(at::ArrayRef<int8_t>(a.dims)), a.overwrites,
-      a.chained);
-}
-
-Layout layout_of(py::handle meta) {
-  auto t = meta.cast<py::tuple>();
-  Layout l;
-  l.dtype = static_cast<at::ScalarType>(t[0].cast<int>());
-  for (auto s : t[1]) l.sizes.push_back(s.cast<int64_t>());
-  for (auto s : t[2]) l.strides.push_back(s.cast<int64_t>());
-  return l;
-}
-
-// Arguments for Python to look at, in place of those on the device: tensors of the same geometry, which
-// share memory where those do. What Python has seen is held by its Python object from then on, and
-// autograd adds a gradient in place only where nothing else holds it: the first round of a loop would
-// record other ops than the next.
-class StandIns {
- public:
-  c10::IValue of(const c10::IValue& v) {
-    if (v.isTensor()) return of(v.toTensor());
-    if (v.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : v.toTensorVector()) list.push_back(of(t));
-      return list;
-    }
-    if (v.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& t : v.toOptionalTensorVector())
-        list.push_back(t ? std::optional(of(*t)) : std::nullopt);
-      return list;
-    }
-    return v;
-  }
-
- private:
-  at::Tensor of(const at::Tensor& t) {
-    if (!t.defined() || !t.is_privateuseone() || !t.has_storage()) return t;
-    auto* impl = t.unsafeGetTensorImpl();
-    auto& copy = copies_[impl];
-    if (!copy.defined()) {
-      copy = at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), true));
-      copy.unsafeGetTensorImpl()->set_storage_keep_dtype(of(t.storage()));
-    }
-    return copy;
-  }
-
-  const c10::Storage& of(const c10::Storage& s) {
-    auto& copy = memory_[s.unsafeGetStorageImpl()];
-    if (!copy)
-      copy = c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(), s.nbytes(), at::DataPtr(nullptr, s.device()),
-          device_allocator(), s.resizable());
-    return copy;
-  }
-
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> copies_;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> memory_;
-};
-
-// The cold path: PyTorch's meta function checks the call and gives the outputs' geometry.
-std::unique_ptr<Signature> miss(
-    const OpDescription& d, const Call& c, const c10::IValue* args, size_t n) {
-  py::gil_scoped_acquire gil;
-  py::list arguments, reads, writes, packs;
-  StandIns stand_ins;
-  for (size_t i = 0; i < n; ++i) arguments.append(torch::jit::toPyObject(stand_ins.of(args[i])));
-  for (const auto& a : c.reads) reads.append(describe_access(a));
-  for (const auto& a : c.writes) writes.append(describe_access(a));
-  for (auto p : c.packs) packs.append(static_cast<int>(p));
-  py::tuple answer =
-      callback("miss")(d.python, py::tuple(arguments), reads, writes, packs).cast<py::tuple>();
-  auto s = std::make_unique<Signature>();
-  s->hash = c.hasher.digest();
-  s->plan = answer[1];
-  s->kind = static_cast<Signature::Kind>(answer[0].cast<int>());
-  if (s->kind != Signature::Kind::Record) return s;
-  if (const auto identity = answer[5].cast<std::string>(); !identity.empty()) {
-    // What the op computes follows from more than its name and arguments.
-    Hasher h;
-    h.add(s->hash);
-    h.add_bytes(identity);
-    s->hash = h.digest();
-  }
-  for (auto meta : answer[2]) {
-    if (meta.is_none()) s->fresh.emplace_back(std::nullopt);
-    else s->fresh.emplace_back(layout_of(meta));
-  }
-  s->is_checked = answer[6].cast<bool>();
-  if (s->is_checked) s->fresh.emplace_back(word_layout());
-  for (auto size : answer[3]) s->list_sizes.push_back(size.cast<uint32_t>());
-  for (auto constant : answer[4]) s->constants.push_back(constant.cast<int64_t>());
-  s->packs.assign(c.packs.begin(), c.packs.end());
-  s->compiled_in.assign(c.compiled_in.begin(), c.compiled_in.end());
-  return s;
-}
-
-void resize_outputs(const Signature& s, const c10::IValue* args, size_t n) {
-  py::gil_scoped_acquire gil;
-  py::list arguments;
-  for (size_t i = 0; i < n; ++i) arguments.append(torch::jit::toPyObject(args[i]));
-  Function(s.plan)(py::tuple(arguments));
-}
 
 const Signature* zeros_signature(const Layout& l) {
   Hasher h;
@@ -224,55 +109,6 @@ void forget(std::unique_ptr<T> superseded) {
 }
 
 }  // namespace
-
-void renew_descriptions_mutex() { new (&g_descriptions_mutex) std::mutex; }
-
-OpDescription* describe_op(const c10::OperatorHandle& op) {
-  const auto name = c10::toString(op.operator_name());
-  {
-    std::lock_guard<std::mutex> lock(g_descriptions_mutex);
-    auto it = g_descriptions.find(name);
-    if (it != g_descriptions.end()) return it->second.get();
-  }
-  ensure_initialized();
-  py::gil_scoped_acquire gil;
-  py::dict info = callback("describe")(op.operator_name().name, op.operator_name().overload_name);
-  auto d = std::make_unique<OpDescription>(op);
-  d->name = name;
-  Hasher h;
-  h.add_bytes(name);
-  d->hash = h.digest();
-  for (auto p : info["policies"]) d->policies.push_back(static_cast<Policy>(p.cast<int>()));
-  for (auto p : info["compiled_in"]) d->compiled_in.push_back(p.cast<bool>());
-  for (auto p : info["steady"]) d->steady.push_back(p.cast<bool>());
-  for (auto p : info["writes"]) d->writes.push_back(p.cast<bool>());
-  d->write_only = info["write_only"].cast<bool>();
-  for (auto r : info["returns"]) d->returns.push_back(r.cast<int>());
-  d->random = info["random"].cast<bool>();
-  d->chance = info["chance"].cast<int>();
-  d->scalar_operands = info["scalar_operands"].cast<bool>();
-  d->host_operands = info["host_operands"].cast<bool>();
-  d->jax_settings = info["jax_settings"].cast<bool>();
-  d->precision = info["precision"].cast<bool>();
-  d->wide_numbers = info["wide_numbers"].cast<bool>();
-  d->divides = info["divides"].cast<bool>();
-  d->checks = info["checks"].cast<bool>();
-  for (auto b : info["bounds"]) {
-    auto t = b.cast<py::tuple>();
-    d->bounds.push_back(
-        {t[0].cast<size_t>(), t[1].cast<double>(), t[2].cast<double>(), t[3].cast<int>()});
-  }
-  d->python = info["op"];
-  d->handler = info["handler"];
-  std::lock_guard<std::mutex> lock(g_descriptions_mutex);
-  auto& held = g_descriptions[name];
-  if (held) {  // another thread was first
-    forget(std::move(d));
-    return held.get();
-  }
-  held = std::move(d);
-  return held.get();
-}
 
 void call_python(
     py::handle handler, const OpDescription& d, const c10::OperatorHandle& op,
@@ -444,7 +280,7 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
     auto it = g_signatures.find(hash);
     if (it == g_signatures.end()) {
       lock.unlock();
-      auto made = miss(d, c, args, n);
+      auto made = ask_for_signature(d, c, args, n);
       acquire(lock);
       ++counters().signatures;
       auto& held = g_signatures[hash];

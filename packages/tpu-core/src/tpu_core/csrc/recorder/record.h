@@ -11,7 +11,7 @@
 
 namespace tpu {
 
-// How an argument of an overload enters its signature. Mirrors `tpu_core.recorder.op_schema`.
+// How an argument of an overload enters its signature.
 enum class Policy : uint8_t {
   Tensor,
   TensorList,
@@ -70,8 +70,6 @@ class Recorder final : public c10::OperatorKernel {
   OpDescription* description_ = nullptr;
 };
 
-// In a forked child, where another thread of the parent may have held it.
-void renew_descriptions_mutex();
 OpDescription* describe_op(const c10::OperatorHandle& op);
 
 // What became of a call.

@@ -1,6 +1,7 @@
 #include "recorder/tensors.h"
 
 #include "execution/profiler.h"
+#include "execution/program.h"
 #include "recorder/call.h"
 #include "recorder/record.h"
 #include "recorder/trace.h"
@@ -268,7 +269,7 @@ at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
     return out;
   }
   py::gil_scoped_acquire gil;
-  py::object moved = callback("move")(py::reinterpret_borrow<py::object>(value->array), device);
+  py::object moved = callback("move")(device_array(*value), device);
   auto* target = cell_of(out)->value.get();
   target->set_array(moved.release().ptr());
   return out;

@@ -8,9 +8,11 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
+#include <vector>
 
 namespace tpu {
 namespace {
@@ -30,7 +32,8 @@ struct ThreadTraces {
       if (t && t->current.nodes.empty()) delete t;
   }
 };
-Mode g_default_mode;
+// Read by any thread without a lock: a mode that was the default once stays where it is.
+std::atomic<const Mode*> g_default_mode{new Mode};
 
 thread_local std::shared_ptr<ThreadTraces> t_own;
 thread_local std::shared_ptr<ThreadTraces> t_adopted;
@@ -80,12 +83,17 @@ ThreadTraces* thread_traces() {
 
 }  // namespace
 
-Mode& mode() {
-  auto* t = thread_traces();
-  return t->has_mode ? t->mode : g_default_mode;
+const Mode& mode() {
+  const auto* t = thread_traces();
+  return t->has_mode ? t->mode : *g_default_mode.load(std::memory_order_acquire);
 }
 
-void set_default_mode(const Mode& m) { g_default_mode = m; }
+void set_default_mode(const Mode& m) {
+  static auto& all = *new std::vector<std::unique_ptr<Mode>>;  // the GIL
+  auto same = std::find_if(all.begin(), all.end(), [&](const auto& known) { return *known == m; });
+  if (same == all.end()) same = all.insert(all.end(), std::make_unique<Mode>(m));
+  g_default_mode.store(same->get(), std::memory_order_release);
+}
 
 void set_thread_mode(const std::optional<Mode>& m) {
   auto* t = thread_traces();

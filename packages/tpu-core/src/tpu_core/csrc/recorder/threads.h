@@ -15,8 +15,9 @@ struct Mode {
   bool repetitions = false;     // cut loops where they repeat, before they reach max_ops
   bool pads = false;            // segments that differ in sizes alone run on padded arrays
   bool background = false;  // segments may run in pieces while a program of their own is compiled
+  bool operator==(const Mode&) const = default;
 };
-Mode& mode();
+const Mode& mode();
 void set_default_mode(const Mode& m);
 void set_thread_mode(const std::optional<Mode>& m);
 std::optional<Mode> thread_mode();

@@ -1,5 +1,7 @@
 #include "recorder/tiering.h"
 
+#include "runtime/locks.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -17,7 +19,7 @@ constexpr double kProgram = 0.15, kForm = 0.012, kOp = 0.006;
 std::atomic<double> g_dearer{1};
 // A program is made once CPU kernels took so many times that: where it is of no use after all, it costs a
 // third of what was spent. Tests set it.
-double g_patience = 3;
+std::atomic<double> g_patience{3};
 // Programs that are slower than the kernels by more than chance are given up.
 constexpr double kMargin = 1.1;
 constexpr size_t kPeriods = 5;
@@ -99,6 +101,7 @@ TierCounters& tier_counters() {
 }
 
 Tiering::Choice Tiering::choose(uint64_t op) {
+  TPU_ASSERT_LOCKED();
   if (ops_.empty()) {
     const auto next = g_next.find(mix(before_, last_));
     if (next != g_next.end()) {
@@ -126,6 +129,7 @@ void Tiering::ran_on_host(uint64_t op, double seconds) {
 }
 
 void Tiering::end() {
+  TPU_ASSERT_LOCKED();
   if (ops_.empty()) return;
   uint64_t key = ops_.size();
   Hasher h;

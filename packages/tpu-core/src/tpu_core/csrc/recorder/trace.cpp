@@ -79,6 +79,7 @@ void wait_for_change(Lock& lock) {
 }
 
 void notify_settled() {
+  TPU_ASSERT_LOCKED();
   if (g_waiting) g_finished.notify_all();
 }
 
@@ -134,6 +135,7 @@ void Trace::resume(Segment&& s) {
 }
 
 uint32_t Trace::input_slot(ValuePtr v) {
+  TPU_ASSERT_LOCKED();
   if (v->stamp == current.stamp) return v->slot;
   if (!current.shared.empty())
     if (auto it = current.shared.find(v.get()); it != current.shared.end()) return it->second;
@@ -155,6 +157,7 @@ uint32_t Trace::output_slot(ValuePtr v) {
 }
 
 void flush(Trace* trace, Lock& lock, const char* cut) {
+  TPU_ASSERT_LOCKED();
   if (cut != kForHost) trace->tiering.end();
   if (trace->current.nodes.empty()) return;
   if (cut != kCutAtRepetition && cut != kCutAtBound) trace->cut_points.forced_cut();
@@ -227,6 +230,7 @@ void flush_all(int16_t device, const char* cut) {
 }
 
 std::unordered_map<const Cell*, ValuePtr> former_values() {
+  TPU_ASSERT_LOCKED();
   std::vector<const FormerState*> formers;
   for (const auto* t : g_traces) formers.push_back(&t->current.former);
   add_running_formers(formers);

@@ -3,7 +3,7 @@
 #include "runtime/hash.h"
 #include "runtime/locks.h"
 
-#include <mutex>
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -15,10 +15,12 @@ struct NamedStack {
   FrameStack stack;
 };
 
-std::mutex g_stacks_mutex;
-// Never destroyed, nor emptied: values hold ids. A program has as many stacks as it has places that allocate.
-auto& g_stacks = *new std::vector<NamedStack>();
-auto& g_stack_ids = *new std::unordered_map<Hash128, StackId, HashOfHash>();
+// Never emptied: values hold ids. A program has as many stacks as it has places that allocate.
+struct Stacks {
+  std::vector<NamedStack> all;
+  std::unordered_map<Hash128, StackId, HashOfHash> ids;
+};
+auto& g_stacks = *new Guarded<Stacks>;
 
 StackId keep_stack(NamedStack&& s) {
   Hasher h;
@@ -28,10 +30,10 @@ StackId keep_stack(NamedStack&& s) {
     h.add(reinterpret_cast<uintptr_t>(f.code));  // a code object that was seen lives on
     h.add(static_cast<uint64_t>(f.offset));
   }
-  std::lock_guard<std::mutex> lock(g_stacks_mutex);
+  const auto stacks = g_stacks.lock();
   const auto [it, is_new] =
-      g_stack_ids.try_emplace(h.digest(), static_cast<StackId>(g_stacks.size() + 1));
-  if (is_new) g_stacks.push_back(std::move(s));
+      stacks->ids.try_emplace(h.digest(), static_cast<StackId>(stacks->all.size() + 1));
+  if (is_new) stacks->all.push_back(std::move(s));
   return it->second;
 }
 
@@ -60,9 +62,9 @@ StackId named_stack(const std::string& name, const std::vector<Line>& lines) {
 py::list stacks_from(StackId first) {
   std::vector<NamedStack> stacks;
   {
-    std::lock_guard<std::mutex> lock(g_stacks_mutex);
-    const size_t known = std::min<size_t>(first, g_stacks.size());
-    stacks.assign(g_stacks.begin() + static_cast<std::ptrdiff_t>(known), g_stacks.end());
+    const auto known = g_stacks.lock();
+    const auto begin = static_cast<std::ptrdiff_t>(std::min<size_t>(first, known->all.size()));
+    stacks.assign(known->all.begin() + begin, known->all.end());
   }
   py::list all;
   for (const auto& [name, stack] : stacks) {
@@ -78,8 +80,5 @@ py::list stacks_from(StackId first) {
   }
   return all;
 }
-
-void lock_stacks_for_fork() { g_stacks_mutex.lock(); }
-void unlock_stacks_after_fork() { g_stacks_mutex.unlock(); }
 
 }  // namespace tpu

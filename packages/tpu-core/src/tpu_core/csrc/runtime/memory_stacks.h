@@ -22,7 +22,4 @@ StackId named_stack(const std::string& name, const std::vector<Line>& lines);
 // computed) of each stack in the order of the ids; a frame is (file, line, function). Needs the GIL.
 py::list stacks_from(StackId first);
 
-void lock_stacks_for_fork();
-void unlock_stacks_after_fork();
-
 }  // namespace tpu

@@ -1,5 +1,7 @@
 #include "runtime/source_location.h"
 
+#include "runtime/locks.h"
+
 #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030D0000
 #define Py_BUILD_CORE 1
 #include <internal/pycore_frame.h>
@@ -128,6 +130,7 @@ Line forward_line(const torch::autograd::Node& node) {
 }  // namespace
 
 Line user_line() {
+  TPU_ASSERT_LOCKED();
   const bool backward = torch::autograd::get_current_graph_task_id() != -1;
   const Found found = python_line();
   if (backward && !found.users) {
@@ -146,6 +149,7 @@ Line user_line() {
 }
 
 FrameStack python_stack() {
+  TPU_ASSERT_LOCKED();
   FrameStack stack;
   const bool backward = torch::autograd::get_current_graph_task_id() != -1;
   auto add_forward = [&] {

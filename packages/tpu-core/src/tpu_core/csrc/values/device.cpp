@@ -1,6 +1,6 @@
 #include "values/device.h"
 
-#include "recorder/trace.h"
+#include "runtime/locks.h"
 #include "runtime/python.h"
 #include "values/memory.h"
 
@@ -250,7 +250,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, TpuGuard);
 // object is one of a pure virtual function, which aborts.
 auto& g_hooks = *new TpuHooks;
 bool g_registered = false;
-std::mutex g_generators_mutex;
+auto& g_generators = *new Guarded<std::map<int16_t, at::Generator>>;
 
 }  // namespace
 
@@ -265,16 +265,13 @@ void set_current_device(int16_t device) {
 }
 
 const at::Generator& default_generator(int16_t device) {
-  static auto& generators = *new std::map<int16_t, at::Generator>;
-  std::lock_guard<std::mutex> lock(g_generators_mutex);
   if (device < 0) device = current_device();
-  auto it = generators.find(device);
-  if (it == generators.end())
-    it = generators.emplace(device, make_generator(static_cast<c10::DeviceIndex>(device))).first;
+  const auto generators = g_generators.lock();
+  auto it = generators->find(device);
+  if (it == generators->end())
+    it = generators->emplace(device, make_generator(static_cast<c10::DeviceIndex>(device))).first;
   return it->second;
 }
-
-void renew_generators_mutex() { new (&g_generators_mutex) std::mutex; }
 
 std::pair<uint64_t, uint64_t> next_seed(const at::Generator& generator, int16_t device) {
   const auto& g = generator.defined() ? generator : default_generator(device);

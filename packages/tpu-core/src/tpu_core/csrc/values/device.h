@@ -13,8 +13,6 @@ constexpr uint64_t kDraw = 4;  // how far one random op moves the generator's of
 // Seed and offset for one random op, advancing the generator (the device's default if undefined).
 std::pair<uint64_t, uint64_t> next_seed(const at::Generator& generator, int16_t device);
 const at::Generator& default_generator(int16_t device);
-// In a forked child, where another thread of the parent may have held it.
-void renew_generators_mutex();
 void register_device();
 
 }  // namespace tpu

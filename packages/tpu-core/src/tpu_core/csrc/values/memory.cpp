@@ -94,11 +94,11 @@ class AddressSpace {
   ska::flat_hash_map<const void*, Cell*> cells_;  // by address
 };
 
-std::mutex g_space_mutex;
-auto& g_spaces =
-    *new std::array<AddressSpace, kDevices>;  // never destroyed: storages may outlive it
-// Of storages without a byte, which have no address.
-auto& g_empty = *new std::unordered_set<Cell*>();
+struct Storages {
+  std::array<AddressSpace, kDevices> spaces;
+  std::unordered_set<Cell*> empty;  // of storages without a byte, which have no address
+};
+auto& g_storages = *new Guarded<Storages>;
 
 struct Stats {
   std::atomic<int64_t> current{0}, peak{0}, total_in{0}, total_out{0}, count{0}, count_peak{0};
@@ -173,16 +173,12 @@ struct TpuAllocator final : c10::DeviceAllocator {
 // object is one of a pure virtual function, which aborts.
 auto& g_allocator = *new TpuAllocator;
 
-std::mutex g_pinned_mutex;
-auto& g_pinned = *new std::map<const char*, size_t>;
+auto& g_pinned = *new Guarded<std::map<const char*, size_t>>;  // bytes by address
 
 // Host memory that transfers may read in place. It keeps no cache: freed memory goes back at once.
 struct PinnedAllocator final : at::HostAllocator {
   static void release(void* p) {
-    {
-      std::lock_guard<std::mutex> lock(g_pinned_mutex);
-      g_pinned.erase(static_cast<const char*>(p));
-    }
+    g_pinned.lock()->erase(static_cast<const char*>(p));
     std::free(p);
   }
   c10::DataPtr allocate(size_t nbytes) override {
@@ -190,16 +186,15 @@ struct PinnedAllocator final : at::HostAllocator {
     // XLA imports host memory without a copy where it is aligned to 64 bytes.
     void* p = std::aligned_alloc(64, (nbytes + 63) / 64 * 64);
     TORCH_CHECK(p, "tpu: cannot allocate ", nbytes, " bytes of pinned host memory.");
-    std::lock_guard<std::mutex> lock(g_pinned_mutex);
-    g_pinned.emplace(static_cast<const char*>(p), nbytes);
+    g_pinned.lock()->emplace(static_cast<const char*>(p), nbytes);
     return {p, p, &release, at::kCPU};
   }
   bool record_event(void*, void*, c10::Stream) override { return true; }
   void empty_cache() override {}
   at::HostStats get_stats() override {
-    std::lock_guard<std::mutex> lock(g_pinned_mutex);
     at::HostStats stats;
-    for (const auto& [p, nbytes] : g_pinned) stats.allocated_bytes.increase(nbytes);
+    const auto pinned = g_pinned.lock();
+    for (const auto& [p, nbytes] : *pinned) stats.allocated_bytes.increase(nbytes);
     return stats;
   }
   void reset_accumulated_stats() override {}
@@ -216,18 +211,15 @@ auto& g_pinned_allocator = *new PinnedAllocator;
 void free_cell(void* context) {
   auto* cell = static_cast<Cell*>(context);
   if (!cell->address) {
-    {
-      std::lock_guard<std::mutex> lock(g_space_mutex);
-      g_empty.erase(cell);
-    }
+    g_storages.lock()->empty.erase(cell);
     delete cell;
     return;
   }
   ValuePtr dropped;  // without the lock
-  std::lock_guard<std::mutex> lock(g_space_mutex);
+  const auto storages = g_storages.lock();
   dropped = std::move(cell->value);
   cell->in_use = false;
-  g_spaces[cell->device].give_back(cell);
+  storages->spaces[cell->device].give_back(cell);
 }
 
 c10::DataPtr allocate(ValuePtr value) {
@@ -235,8 +227,8 @@ c10::DataPtr allocate(ValuePtr value) {
   const auto device = value->device;
   Cell* cell;
   if (value->nbytes) {
-    std::lock_guard<std::mutex> lock(g_space_mutex);
-    cell = g_spaces.at(device).take(value->nbytes, device);
+    const auto storages = g_storages.lock();
+    cell = storages->spaces.at(device).take(value->nbytes, device);
     cell->in_use = true;
     ++cell->generation;
   } else {
@@ -244,10 +236,7 @@ c10::DataPtr allocate(ValuePtr value) {
     cell->device = device;
   }
   cell->value = std::move(value);
-  if (!cell->address) {
-    std::lock_guard<std::mutex> lock(g_space_mutex);
-    g_empty.insert(cell);
-  }
+  if (!cell->address) g_storages.lock()->empty.insert(cell);
   return {cell->address, cell, &free_cell, c10::Device(c10::kPrivateUse1, device)};
 }
 
@@ -259,23 +248,23 @@ c10::Allocator* device_allocator() { return &g_allocator; }
 c10::Allocator* pinned_allocator() { return &g_pinned_allocator; }
 
 bool is_pinned(const void* ptr) {
-  std::lock_guard<std::mutex> lock(g_pinned_mutex);
-  auto it = g_pinned.upper_bound(static_cast<const char*>(ptr));
-  if (it == g_pinned.begin()) return false;
+  const auto pinned = g_pinned.lock();
+  auto it = pinned->upper_bound(static_cast<const char*>(ptr));
+  if (it == pinned->begin()) return false;
   --it;
   return static_cast<const char*>(ptr) < it->first + it->second;
 }
 
 int16_t device_of_address(const void* ptr) {
-  std::lock_guard<std::mutex> lock(g_space_mutex);
+  const auto storages = g_storages.lock();
   for (size_t d = 0; d < kDevices; ++d)
-    if (g_spaces[d].contains(ptr)) return static_cast<int16_t>(d);
+    if (storages->spaces[d].contains(ptr)) return static_cast<int16_t>(d);
   return -1;
 }
 
 Cell* cell_of_address(const void* ptr) {
-  std::lock_guard<std::mutex> lock(g_space_mutex);
-  for (const auto& space : g_spaces)
+  const auto storages = g_storages.lock();
+  for (const auto& space : storages->spaces)
     if (space.contains(ptr)) {
       Cell* cell = space.find(ptr);
       return cell && cell->in_use ? cell : nullptr;
@@ -285,16 +274,16 @@ Cell* cell_of_address(const void* ptr) {
 
 std::vector<ValuePtr> live_values() {
   std::vector<ValuePtr> values;
-  std::lock_guard<std::mutex> lock(g_space_mutex);
-  for (const auto& space : g_spaces) space.add_values(values);
-  for (const auto* cell : g_empty) values.push_back(cell->value);
+  const auto storages = g_storages.lock();
+  for (const auto& space : storages->spaces) space.add_values(values);
+  for (const auto* cell : storages->empty) values.push_back(cell->value);
   return values;
 }
 
 std::vector<std::pair<const Cell*, ValuePtr>> live_cells(int16_t device) {
   std::vector<std::pair<const Cell*, ValuePtr>> cells;
-  std::lock_guard<std::mutex> lock(g_space_mutex);
-  g_spaces.at(device).add_cells(cells);
+  const auto storages = g_storages.lock();
+  storages->spaces.at(device).add_cells(cells);
   return cells;
 }
 
@@ -320,12 +309,12 @@ void account(int16_t device, int64_t bytes, const void* value) {
 void note_peak(int16_t device, int64_t bytes) { raise_to(g_stats[device].peak, bytes); }
 
 bool is_of(const Cell* cell, uint32_t generation) {
-  std::lock_guard<std::mutex> lock(g_space_mutex);
+  const auto storages = g_storages.lock();
   return cell->in_use && cell->generation == generation;
 }
 
 bool put_value(Cell* cell, uint32_t generation, const Value* current, ValuePtr& value) {
-  std::lock_guard<std::mutex> lock(g_space_mutex);
+  const auto storages = g_storages.lock();
   if (!cell->in_use || cell->generation != generation || cell->value.get() != current) return false;
   std::swap(cell->value, value);
   return true;
@@ -386,18 +375,6 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
   if (kept) static_cast<Cell*>(fresh.get_context())->value = std::move(kept);
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(nbytes);
-}
-
-void lock_allocators_for_fork() {
-  g_space_mutex.lock();
-  g_pinned_mutex.lock();
-  lock_history_for_fork();
-}
-
-void unlock_allocators_after_fork() {
-  unlock_history_after_fork();
-  g_pinned_mutex.unlock();
-  g_space_mutex.unlock();
 }
 
 void register_allocators() {

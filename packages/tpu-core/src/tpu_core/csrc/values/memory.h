@@ -48,8 +48,4 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes);
 
 void register_allocators();
 
-// As for the queue of references: a fork waits until no other thread is inside an allocator.
-void lock_allocators_for_fork();
-void unlock_allocators_after_fork();
-
 }  // namespace tpu

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,17 +15,6 @@ namespace tpu {
 std::atomic<bool> g_records_memory{false};
 
 namespace {
-
-// Mirrored in tpu_core/memory_history.py.
-enum class MemoryEvent : uint8_t {
-  Allocation,
-  Free,
-  Donation,
-  Temporaries,
-  TemporariesEnd,
-  OutOfMemory,
-  Snapshot,
-};
 
 struct MemoryEntry {
   MemoryEvent event;
@@ -46,34 +34,30 @@ struct LiveMemory {
 };
 
 struct MemoryHistory {
-  bool events = false, stacks = false, stacks_of_frees = false;
+  bool events = false;
   size_t most = 0;
   std::deque<MemoryEntry> entries;
   std::unordered_map<const Value*, LiveMemory> live;
   // PJRT does not say where an array lies. Each allocation gets addresses of its own, used once.
   uint64_t next = uint64_t{1} << 36;
+
+  uint64_t take_address(int64_t nbytes) {
+    constexpr uint64_t kUnit = 512;
+    return std::exchange(next, next + (static_cast<uint64_t>(nbytes) + kUnit - 1) / kUnit * kUnit);
+  }
+  void add(
+      MemoryEvent event, int16_t device, StackId stack, uint64_t address, int64_t nbytes,
+      int64_t free_bytes = 0) {
+    if (!events) return;
+    const auto now = std::chrono::duration_cast<std::chrono::microseconds>(
+        std::chrono::system_clock::now().time_since_epoch());
+    entries.push_back({event, device, stack, address, nbytes, free_bytes, now.count()});
+    if (entries.size() > most) entries.pop_front();
+  }
 };
 
-std::mutex g_history_mutex;  // nothing else is locked under it, and no Python runs
-auto& g_history = *new MemoryHistory;
+auto& g_history = *new Guarded<MemoryHistory>;
 std::atomic<bool> g_keeps_stacks{false}, g_keeps_stacks_of_frees{false};
-
-uint64_t take_address(int64_t nbytes) {
-  constexpr uint64_t kAlign = 512;
-  const uint64_t address = g_history.next;
-  g_history.next += (static_cast<uint64_t>(nbytes) + kAlign - 1) / kAlign * kAlign;
-  return address;
-}
-
-void add_event(
-    MemoryEvent event, int16_t device, StackId stack, uint64_t address, int64_t nbytes,
-    int64_t free_bytes = 0) {
-  if (!g_history.events) return;
-  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::system_clock::now().time_since_epoch());
-  g_history.entries.push_back({event, device, stack, address, nbytes, free_bytes, now.count()});
-  if (g_history.entries.size() > g_history.most) g_history.entries.pop_front();
-}
 
 // Lines with the bytes of their results that are dead once the segment has run.
 std::vector<std::pair<Line, int64_t>> intermediates(
@@ -105,8 +89,8 @@ void start_history(bool events, bool stacks, bool stacks_of_frees, size_t most, 
   Lock values_lock(g_mutex, std::defer_lock);
   acquire(values_lock);
   const auto values = live_values();
-  std::lock_guard<std::mutex> lock(g_history_mutex);
-  auto& h = g_history;
+  const auto history = g_history.lock();
+  auto& h = *history;
   if (clear || !events) h.entries.clear();
   if (!g_records_memory) h.live.clear();
   h.events = events;
@@ -117,17 +101,17 @@ void start_history(bool events, bool stacks, bool stacks_of_frees, size_t most, 
   for (const auto& v : values) {
     if (!v->accounted || !v->nbytes || h.live.count(v.get())) continue;
     const auto nbytes = static_cast<int64_t>(v->nbytes);
-    h.live.emplace(v.get(), LiveMemory{take_address(nbytes), nbytes, v->stack, v->device});
+    h.live.emplace(v.get(), LiveMemory{h.take_address(nbytes), nbytes, v->stack, v->device});
   }
   g_records_memory = true;
 }
 
 void stop_history() {
-  std::lock_guard<std::mutex> lock(g_history_mutex);
+  const auto history = g_history.lock();
   g_records_memory = g_keeps_stacks = g_keeps_stacks_of_frees = false;
-  g_history.events = false;
-  g_history.entries.clear();
-  g_history.live.clear();
+  history->events = false;
+  history->entries.clear();
+  history->live.clear();
 }
 
 // (events, what is allocated): (event, device, stack, address, bytes, free bytes, microseconds) in their
@@ -136,9 +120,9 @@ py::tuple history() {
   std::vector<MemoryEntry> entries;
   std::vector<LiveMemory> live;
   {
-    std::lock_guard<std::mutex> lock(g_history_mutex);
-    entries.assign(g_history.entries.begin(), g_history.entries.end());
-    for (const auto& [value, l] : g_history.live) live.push_back(l);
+    const auto history = g_history.lock();
+    entries.assign(history->entries.begin(), history->entries.end());
+    for (const auto& [value, l] : history->live) live.push_back(l);
   }
   std::sort(
       live.begin(), live.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
@@ -155,8 +139,8 @@ py::tuple history() {
 
 void record_snapshot(int16_t device) {
   const StackId stack = g_keeps_stacks ? current_stack() : 0;
-  std::lock_guard<std::mutex> lock(g_history_mutex);
-  if (g_records_memory) add_event(MemoryEvent::Snapshot, device, stack, 0, 0);
+  const auto history = g_history.lock();
+  if (g_records_memory) history->add(MemoryEvent::Snapshot, device, stack, 0, 0);
 }
 
 // (address of the storage, address of the value, bytes, whether they are allocated, dtype, sizes, stack) of
@@ -196,29 +180,30 @@ StackId stack_of_allocation() { return g_keeps_stacks ? current_stack() : 0; }
 void record_allocation(const Value& v) {
   if (!v.nbytes) return;
   const auto nbytes = static_cast<int64_t>(v.nbytes);
-  std::lock_guard<std::mutex> lock(g_history_mutex);
+  const auto history = g_history.lock();
   if (!g_records_memory) return;
-  const LiveMemory l{take_address(nbytes), nbytes, v.stack, v.device};
-  g_history.live[&v] = l;
-  add_event(MemoryEvent::Allocation, v.device, v.stack, l.address, nbytes);
+  const LiveMemory l{history->take_address(nbytes), nbytes, v.stack, v.device};
+  history->live[&v] = l;
+  history->add(MemoryEvent::Allocation, v.device, v.stack, l.address, nbytes);
 }
 
 void record_free(const Value& v, bool donated) {
   if (!v.nbytes) return;
   const StackId stack = g_keeps_stacks_of_frees ? current_stack_if_free() : 0;
-  std::lock_guard<std::mutex> lock(g_history_mutex);
-  const auto it = g_history.live.find(&v);
-  if (it == g_history.live.end()) return;
+  const auto history = g_history.lock();
+  const auto it = history->live.find(&v);
+  if (it == history->live.end()) return;
   const LiveMemory l = it->second;
-  g_history.live.erase(it);
-  add_event(
+  history->live.erase(it);
+  history->add(
       donated ? MemoryEvent::Donation : MemoryEvent::Free, l.device, stack, l.address, l.nbytes);
 }
 
 void record_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes) {
   const StackId stack = g_keeps_stacks ? current_stack() : 0;
-  std::lock_guard<std::mutex> lock(g_history_mutex);
-  if (g_records_memory) add_event(MemoryEvent::OutOfMemory, device, stack, 0, needed, free_bytes);
+  const auto history = g_history.lock();
+  if (g_records_memory)
+    history->add(MemoryEvent::OutOfMemory, device, stack, 0, needed, free_bytes);
 }
 
 void complete_stacks(const Segment& s) {
@@ -241,16 +226,16 @@ TemporariesRecord::TemporariesRecord(const Segment& s, at::ArrayRef<uint32_t> li
     stack = named_stack(
         "temporaries of a program of " + std::to_string(s.nodes.size()) + " ops", lines);
   }
-  std::lock_guard<std::mutex> lock(g_history_mutex);
+  const auto history = g_history.lock();
   if (!g_records_memory) return;
-  address_ = take_address(nbytes);
-  add_event(MemoryEvent::Temporaries, device_, stack, address_, nbytes);
+  address_ = history->take_address(nbytes);
+  history->add(MemoryEvent::Temporaries, device_, stack, address_, nbytes);
 }
 
 TemporariesRecord::~TemporariesRecord() {
   if (!address_) return;
-  std::lock_guard<std::mutex> lock(g_history_mutex);
-  if (g_records_memory) add_event(MemoryEvent::TemporariesEnd, device_, 0, address_, nbytes_);
+  const auto history = g_history.lock();
+  if (g_records_memory) history->add(MemoryEvent::TemporariesEnd, device_, 0, address_, nbytes_);
 }
 
 py::list largest_intermediates(const Segment& s, at::ArrayRef<uint32_t> live, size_t most) {
@@ -264,24 +249,11 @@ void register_memory_history(py::module_& m) {
   m.def("start_memory_history", &start_history);
   m.def("stop_memory_history", &stop_history);
   m.def("records_memory", &records_memory);
-  m.def("keeps_memory_events", [] {
-    std::lock_guard<std::mutex> lock(g_history_mutex);
-    return g_history.events;
-  });
+  m.def("keeps_memory_events", [] { return g_history.lock()->events; });
   m.def("memory_history", &history);
   m.def("live_storages", &live_storages);
   m.def("memory_stacks", &stacks_from);
   m.def("record_snapshot", &record_snapshot);
-}
-
-void lock_history_for_fork() {
-  lock_stacks_for_fork();
-  g_history_mutex.lock();
-}
-
-void unlock_history_after_fork() {
-  g_history_mutex.unlock();
-  unlock_stacks_after_fork();
 }
 
 }  // namespace tpu

@@ -12,6 +12,16 @@ namespace tpu {
 
 struct Segment;
 
+enum class MemoryEvent : uint8_t {
+  Allocation,
+  Free,
+  Donation,
+  Temporaries,
+  TemporariesEnd,
+  OutOfMemory,
+  Snapshot,
+};
+
 extern std::atomic<bool> g_records_memory;
 inline bool records_memory() { return g_records_memory.load(std::memory_order_relaxed); }
 
@@ -45,8 +55,5 @@ class TemporariesRecord {
 py::list largest_intermediates(const Segment& s, at::ArrayRef<uint32_t> live, size_t most);
 
 void register_memory_history(py::module_& m);
-
-void lock_history_for_fork();
-void unlock_history_after_fork();
 
 }  // namespace tpu

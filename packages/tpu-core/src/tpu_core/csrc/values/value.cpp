@@ -12,18 +12,24 @@
 namespace tpu {
 
 namespace {
-std::atomic<bool> g_any_reference{false};
-std::mutex g_references_mutex;
-auto& g_references = *new std::vector<PyObject*>();
+struct References {
+  std::vector<PyObject*> queue;
+  size_t held_bytes = 0;
+  bool is_scheduled = false;
+};
+auto& g_references = *new Guarded<References>;
+std::atomic<bool> g_any_reference{false};  // without the lock
 // The next segment that runs drops what is queued; the interpreter is asked to do so sooner, which costs
 // it a stop, where that would hold on to memory.
 constexpr size_t kSmall = 1 << 16, kFew = 64;
-size_t g_held_bytes = 0;   // g_references_mutex
-bool g_scheduled = false;  // g_references_mutex
 
 // Memory of values that are gone, for this thread's next ones: a segment holds its temporaries until it
 // has run, by the hundred, and malloc keeps few of a size at hand.
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t kFreeValues = 0;  // a use after the end is seen then
+#else
 constexpr size_t kFreeValues = 2048;
+#endif
 struct FreeValues {
   std::vector<void*> memory;
   ~FreeValues();
@@ -34,6 +40,13 @@ thread_local bool t_ended = false;  // the thread's destructors may still drop v
 FreeValues::~FreeValues() {
   t_ended = true;
   for (auto* m : memory) ::operator delete(m);
+}
+
+// A value that other threads may reach is written with g_mutex.
+void assert_writable([[maybe_unused]] Value& v) {
+#ifdef TPU_CHECK_LOCKS
+  if (c10::raw::intrusive_ptr::use_count(&v) > 1) TPU_ASSERT_LOCKED();
+#endif
 }
 
 int drain_pending(void*) {
@@ -48,16 +61,17 @@ void release_reference(PyObject* object, size_t nbytes) {
   // A dropped reference may run Python code, so even with the GIL it waits until no lock is held.
   bool schedule;
   {
-    std::lock_guard<std::mutex> lock(g_references_mutex);
-    g_references.push_back(object);
+    auto references = g_references.lock();
+    references->queue.push_back(object);
     g_any_reference = true;
-    g_held_bytes += nbytes;
-    schedule = !g_scheduled && (g_held_bytes > kSmall || g_references.size() >= kFew);
-    g_scheduled = g_scheduled || schedule;
+    references->held_bytes += nbytes;
+    schedule = !references->is_scheduled &&
+        (references->held_bytes > kSmall || references->queue.size() >= kFew);
+    references->is_scheduled = references->is_scheduled || schedule;
   }
   if (schedule && Py_AddPendingCall(drain_pending, nullptr) != 0) {
-    std::lock_guard<std::mutex> lock(g_references_mutex);
-    g_scheduled = false;  // the interpreter's queue is full; the next reference tries again
+    // The interpreter's queue is full; the next reference tries again.
+    g_references.lock()->is_scheduled = false;
   }
 }
 
@@ -65,20 +79,17 @@ void drain_references() {
   std::vector<PyObject*> dropped;
   if (!g_any_reference) return;
   {
-    std::lock_guard<std::mutex> lock(g_references_mutex);
-    dropped.swap(g_references);
+    auto references = g_references.lock();
+    dropped.swap(references->queue);
     g_any_reference = false;
-    g_held_bytes = 0;
-    g_scheduled = false;
+    references->held_bytes = 0;
+    references->is_scheduled = false;
   }
   for (auto* object : dropped) Py_DECREF(object);
   dropped.clear();
-  std::lock_guard<std::mutex> lock(g_references_mutex);
-  if (g_references.capacity() == 0) g_references.swap(dropped);
+  auto references = g_references.lock();
+  if (references->queue.capacity() == 0) references->queue.swap(dropped);
 }
-
-void lock_references_for_fork() { g_references_mutex.lock(); }
-void unlock_references_after_fork() { g_references_mutex.unlock(); }
 
 Failure::~Failure() { release_reference(exception); }
 
@@ -122,6 +133,7 @@ void Value::leave_memory(bool donated) {
 }
 
 void Value::set_array(PyObject* owned) {
+  assert_writable(*this);
   release_reference(array, nbytes);
   array = owned;
   state = State::Ready;
@@ -132,6 +144,7 @@ void Value::set_array(PyObject* owned) {
 }
 
 void Value::set_host(at::Tensor memory, bool is_borrowed) {
+  assert_writable(*this);
   host = std::move(memory);
   borrowed = is_borrowed;
   state = State::Host;
@@ -139,6 +152,7 @@ void Value::set_host(at::Tensor memory, bool is_borrowed) {
 }
 
 void Value::fail(std::shared_ptr<const Failure> why) {
+  assert_writable(*this);
   state = State::Failed;
   trace = nullptr;
   failure = std::move(why);

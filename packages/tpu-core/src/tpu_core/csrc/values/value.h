@@ -103,10 +103,6 @@ Cell* cell_of(const c10::StorageImpl* storage);
 void release_reference(PyObject* object, size_t nbytes = SIZE_MAX / 2);
 void drain_references();
 
-// A fork must not catch another thread inside the queue of references: the child could never drop one.
-void lock_references_for_fork();
-void unlock_references_after_fork();
-
 bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides);
 inline int64_t numel_of(at::IntArrayRef sizes) {
   int64_t n = 1;
