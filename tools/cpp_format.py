@@ -6,14 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import clang_format
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
     files = [p for end in ("cpp", "h") for p in ROOT.glob(f"packages/*/src/**/csrc/**/*.{end}")]
-    tool = Path(clang_format.__file__).parent / "data" / "bin" / "clang-format"
+    tool = Path(sys.executable).with_name("clang-format")
     mode = ("--dry-run", "-Werror") if "--check" in sys.argv else ("-i",)
     return subprocess.run([tool, *mode, *sorted(files)], check=False).returncode
 

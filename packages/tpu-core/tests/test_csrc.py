@@ -79,3 +79,16 @@ def test_headers_include_lower_layers_alone():
             if LAYERS.index(included) > own:
                 wrong.append(f"{path.relative_to(_extension.CSRC)} includes a header of {included}")
     assert not wrong
+
+
+def test_numbers_of_lowerings():
+    """Lowerings run in processes without the extension, so their numbers are their own."""
+    from tpu_core import _C
+    from tpu_core.lowering import checks, views
+    from tpu_core.pjrt import client
+
+    names = ("WHOLE", "SLICE", "GENERAL")
+    assert _C.ENUMS["Access"] == {name: getattr(views, name) for name in names}
+    bits = {"F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64"}
+    assert {name: client.PACK_DTYPES[k].name for name, k in _C.ENUMS["Pack"].items()} == bits
+    assert _C.ENUMS["Word"]["NODE_SHIFT"] == checks._NODE_SHIFT
