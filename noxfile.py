@@ -83,7 +83,7 @@ STAMPS = ENV / "installed.json"
 DIST = ROOT / "dist"
 # A file that changes what an editable install has built or recorded; other Python files are read
 # from the source tree.
-BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/*")
+BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/**/*.*")
 
 # `nox -s NAME --python 3.11` finds the sessions; the shared environment replaces nox's own.
 session = nox.session(python=PYTHON, venv_backend="none")
@@ -183,6 +183,7 @@ def prepare(s: nox.Session, *groups: str) -> None:
 def step_lint(s: nox.Session) -> None:
     python(s, "-m", "ruff", "check", ".")
     python(s, "-m", "ruff", "format", "--check", ".")
+    python(s, ROOT / "tools" / "cpp_format.py", "--check")
     python(s, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
     python(s, "tools/vocabulary.py")
 
@@ -362,6 +363,13 @@ def soak(s: nox.Session) -> None:
     """20,000 training steps: memory must stay flat, and nothing be compiled once warm."""
     prepare(s, "test", "examples")
     python(s, ROOT / "integration" / "benchmarks" / "soak.py", *s.posargs)
+
+
+@session
+def sanitize(s: nox.Session) -> None:
+    """Concurrency tests on the extension built for a sanitizer: address, or ``-- thread``."""
+    prepare(s, "test")
+    python(s, ROOT / "tools" / "sanitize.py", *s.posargs)
 
 
 @session

@@ -129,7 +129,7 @@ def pages() -> dict[str, str]:
 
 
 def source_page(name: str) -> str:
-    """Markdown of a source file, ``tpu_core/csrc/record.cpp``.
+    """Markdown of a source file, ``tpu_core/csrc/recorder/record.cpp``.
 
     Raises:
         FileNotFoundError: No package has the file; a page links to what was moved.

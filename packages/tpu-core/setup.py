@@ -19,8 +19,17 @@ from setuptools import Distribution, setup
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path("src") / "tpu_core"
+CSRC = HERE / PACKAGE / "csrc"
+HEADER = CSRC / "precompiled.h"
+# Layers of the sources, the lowest first: those in parentheses are one translation unit.
+UNITS = (
+    ("runtime", "values"),
+    ("recorder",),
+    ("execution",),
+    ("custom_ops", "collectives", "bindings"),
+)
+SEPARATE = os.environ.get("TPU_CORE_SEPARATE") == "1"
 BUILDS = [part for part in os.environ.get("TPU_CORE_BUILDS", "").split(",") if part]
-UNITS = 2  # compilers at once; more of them need more than 3 GB of memory
 
 # An installed earlier build of this very package must not be loaded into its own build.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -48,31 +57,65 @@ if MINOR not in TORCH.specifier:
     )
 
 
-def translation_units() -> list[str]:
-    """Write the files that are compiled, each of which includes every other source.
-
-    A source takes 20 s to compile, nearly all of it PyTorch's headers: read twice instead of once
-    for each source, they leave a build of 50 s on two cores, where it was two and a half minutes.
-    """
-    folder = HERE / "build" / "units"
-    folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted((HERE / PACKAGE / "csrc").glob("*.cpp"))
-    # Python's internal headers must come before Python.h.
-    sources.sort(key=lambda p: p.name != "lines.cpp")
-    units = []
-    digest = EXTENSION.sources_digest()
-    for i in range(UNITS):
-        text = "".join(f'#include "{p}"\n' for p in sources[i::UNITS])
-        path = folder / f"unit{i}.cpp"
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-        units.append(str(path.relative_to(HERE)))
-    # What the build says of itself; alone, as it changes with each of the others.
-    path = folder / "digest.cpp"
-    text = f'extern const char* const kSources;\nconst char* const kSources = "{digest}";\n'
+def write_if_changed(path: Path, text: str) -> str:
+    """Write a generated source unless it is the same; its path from here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
-    return [*units, str(path.relative_to(HERE))]
+    return str(path.relative_to(HERE))
+
+
+def translation_units() -> list[str]:
+    """Sources to compile: a file for each of `UNITS`, which includes those of its layers.
+
+    With ``TPU_CORE_SEPARATE=1`` each source is compiled by itself. pybind11 and PyTorch cost every
+    translation unit 5 s beyond their precompiled header, mostly code that the linker drops again:
+    on two cores 40 units take three times as long as these four. Both ways must work, so
+    `tests/test_csrc.py` looks for names that sources of a unit share.
+    """
+    if SEPARATE:
+        found = [str(path.relative_to(HERE)) for path in sorted(CSRC.rglob("*.cpp"))]
+    else:
+        found = []
+        for layers in UNITS:
+            sources = [path for layer in layers for path in sorted((CSRC / layer).glob("*.cpp"))]
+            text = "".join(f'#include "{path.relative_to(CSRC)}"\n' for path in sources)
+            found.append(write_if_changed(HERE / "build" / "units" / f"{layers[0]}.cpp", text))
+    return found
+
+
+def digest_source() -> str:
+    """The file with what the build says of itself; alone, as it changes with each of the others."""
+    digest = EXTENSION.sources_digest()
+    text = f'extern const char* const kSources;\nconst char* const kSources = "{digest}";\n'
+    return write_if_changed(HERE / "build" / "units" / "digest.cpp", text)
+
+
+class BuildExtensions(BuildExtension):
+    """`BuildExtension` with a precompiled header, which each translation unit begins with."""
+
+    def build_extension(self, ext: Any) -> None:
+        compile_sources = self.compiler.compile
+
+        def compile_with_header(sources: list[str], **options: Any) -> list[str]:
+            # The compiler takes a precompiled header only where all options are the same.
+            first = [str(HEADER.relative_to(HERE)), digest_source()]
+            built, digest = compile_sources(first, **options)
+            header = Path(built).with_name(HEADER.name).resolve()
+            # It is found beside a header of its name, which serves where it does not fit.
+            header.write_text(f'#include "{HEADER}"\n')
+            precompiled = header.with_name(f"{HEADER.name}.gch")
+            precompiled.unlink(missing_ok=True)
+            os.link(built, precompiled)
+            flags = [*options.pop("extra_postargs"), "-include", str(header)]
+            return [*compile_sources(sources, **options, extra_postargs=flags), digest]
+
+        self.compiler.src_extensions.append(".h")
+        self.compiler.compile = compile_with_header
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_sources
 
 
 class BinaryDistribution(Distribution):
@@ -96,14 +139,21 @@ def finished(minors: list[str]) -> list[str]:
     return [str(found[minor].relative_to(HERE / PACKAGE)) for minor in minors]
 
 
+# Locks check themselves as well (csrc/runtime/locks.h).
+SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize=vptr", "-DTPU_CHECK_LOCKS"]
+
+
 def extension() -> CppExtension:
-    parts = (HERE / PACKAGE / "csrc").glob("*.*")
+    sanitizer = [f"-fsanitize={EXTENSION.SANITIZER}"] if EXTENSION.SANITIZER else []
+    speed = [*SANITIZED, *sanitizer] if sanitizer else ["-O2", "-g0"]
+    kineto = Path(torch.__file__).parent / "include" / "kineto"  # of the profiler
     return CppExtension(
         f"tpu_core._extensions.{EXTENSION.build_of(MINOR).parent.name}._C",
         translation_units(),
-        include_dirs=[str(Path(torch.__file__).parent / "include" / "kineto")],  # of the profiler
-        depends=sorted(str(p.relative_to(HERE)) for p in parts),
-        extra_compile_args=["-O2", "-g0", "-std=c++20", "-fvisibility=hidden"],
+        include_dirs=[str(CSRC), str(kineto)],
+        depends=sorted(str(p.relative_to(HERE)) for p in CSRC.rglob("*.*")),
+        extra_compile_args=[*speed, "-std=c++20", "-fvisibility=hidden", "-Winvalid-pch"],
+        extra_link_args=sanitizer,
     )
 
 
@@ -111,10 +161,12 @@ def extension() -> CppExtension:
 for stale in (HERE / PACKAGE).glob("_C.*.so"):
     stale.unlink()
 EXTENSION.build_of(MINOR).parent.mkdir(parents=True, exist_ok=True)
+kind = f"-{EXTENSION.SANITIZER}" if EXTENSION.SANITIZER else ""
+OBJECTS = Path("build") / f"objects-{sys.version_info.minor}-{MINOR}{kind}"
 setup(
     distclass=BinaryDistribution,
     ext_modules=[] if BUILDS else [extension()],
-    cmdclass={"build_ext": BuildExtension},
+    cmdclass={"build_ext": BuildExtensions},
     # One place for object files, so that the next build compiles only what has changed.
-    options={"build_ext": {"build_temp": f"build/objects-{sys.version_info.minor}-{MINOR}"}},
+    options={"build_ext": {"build_temp": str(OBJECTS)}},
 )

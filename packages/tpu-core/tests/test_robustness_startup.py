@@ -102,7 +102,7 @@ def test_another_backend_keeps_its_device(order, tmp_path):
         try:
             torch.empty(2, device="tpu")
         except NotImplementedError as error:
-            assert "tpu_core" not in str(error) and "csrc/module.cpp" not in str(error)
+            assert "tpu_core" not in str(error) and "csrc/bindings/module.cpp" not in str(error)
         assert "jax" not in sys.modules
         import tpu_core
         try:

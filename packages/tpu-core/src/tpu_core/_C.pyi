@@ -4,6 +4,7 @@ from typing import Any
 import torch
 
 SOURCES: str
+ENUMS: dict[str, dict[str, int]]
 
 def register_device() -> None: ...
 def register_overloads(names: list[str]) -> None: ...

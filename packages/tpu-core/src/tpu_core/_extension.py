@@ -2,13 +2,15 @@
 
 A build is the file ``_extensions/torch_2_13/_C.<tag of the Python>.so``. PyTorch promises no
 binary interface between minor releases, so none is loaded into another one. ``setup.py`` loads this
-file by itself, before the package.
+file by itself, before the package. ``TPU_CORE_SANITIZE=address`` makes and loads builds for that
+sanitizer, ``_extensions/torch_2_13_address`` (``nox -s sanitize``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
@@ -17,6 +19,8 @@ from types import ModuleType
 
 CSRC = Path(__file__).with_name("csrc")
 FOLDER = Path(__file__).with_name("_extensions")
+SANITIZER = os.environ.get("TPU_CORE_SANITIZE", "")
+_SUFFIX = f"_{SANITIZER}" if SANITIZER else ""
 FILE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -27,22 +31,22 @@ def minor(torch_version: str) -> str:
 
 def build_of(torch_minor: str) -> Path:
     """Path of the build for a minor release of torch and this Python."""
-    return FOLDER / f"torch_{torch_minor.replace('.', '_')}" / FILE
+    return FOLDER / f"torch_{torch_minor.replace('.', '_')}{_SUFFIX}" / FILE
 
 
 def builds() -> dict[str, Path]:
     """The builds for this Python, by the minor release of torch, the lowest first."""
     found = []
     for path in FOLDER.glob(f"torch_*/{FILE}"):
-        numbers = path.parent.name.split("_")[1:]
-        found.append(([int(n) for n in numbers], path))
+        if match := re.fullmatch(rf"torch_(\d+)_(\d+){_SUFFIX}", path.parent.name):
+            found.append(([int(n) for n in match.groups()], path))
     return {".".join(map(str, numbers)): path for numbers, path in sorted(found)}
 
 
 def sources_digest() -> str:
     """SHA-256 of the C++ sources, in hex."""
     digest = hashlib.sha256()
-    for path in sorted(CSRC.glob("*.*")):
+    for path in sorted(CSRC.rglob("*.*")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

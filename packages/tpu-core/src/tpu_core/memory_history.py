@@ -1,8 +1,8 @@
 """The recorded history of device memory: snapshots in PyTorch's format, and the peak by line.
 
 The extension records each allocation and each free with the stack of the thread
-(``csrc/memory_history.cpp``). PJRT has no caching allocator that a process could look into, so each
-allocation is a segment of its own, whose address is made up and used once.
+(``csrc/values/memory_history.cpp``). PJRT has no caching allocator that a process could look into,
+so each allocation is a segment of its own, whose address is made up and used once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _LARGE = 1 << 20  # of a segment that memory_viz calls "large"
 
 
 class Event(enum.IntEnum):
-    """Events as ``csrc/memory_history.cpp`` numbers them."""
+    """Events as the extension numbers them."""
 
-    ALLOCATION = 0
-    FREE = 1
-    DONATION = 2
-    TEMPORARIES = 3
-    TEMPORARIES_END = 4
-    OUT_OF_MEMORY = 5
-    SNAPSHOT = 6
+    ALLOCATION = _C.ENUMS["MemoryEvent"]["ALLOCATION"]
+    FREE = _C.ENUMS["MemoryEvent"]["FREE"]
+    DONATION = _C.ENUMS["MemoryEvent"]["DONATION"]
+    TEMPORARIES = _C.ENUMS["MemoryEvent"]["TEMPORARIES"]
+    TEMPORARIES_END = _C.ENUMS["MemoryEvent"]["TEMPORARIES_END"]
+    OUT_OF_MEMORY = _C.ENUMS["MemoryEvent"]["OUT_OF_MEMORY"]
+    SNAPSHOT = _C.ENUMS["MemoryEvent"]["SNAPSHOT"]
 
 
 _TAKES = (Event.ALLOCATION, Event.TEMPORARIES)

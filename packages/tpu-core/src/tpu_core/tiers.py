@@ -12,8 +12,7 @@ import torch
 from tpu_core import _C
 from tpu_core.config import config
 
-# As the extension's enum Tiers.
-NUMBERS = {"compiled": 0, "auto": 1, "host": 2}
+NUMBERS = _C.ENUMS["Tiers"]
 
 
 def choose(client: Any) -> None:

@@ -1,5 +1,5 @@
 """Differences between the supported releases of torch. Each branch names the release it is for,
-and goes with it; that of the extension is ``csrc/torch_compat.h``.
+and goes with it; that of the extension is ``csrc/runtime/torch_compat.h``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 XLA cannot raise. So a program whose ops are checked has one output more, a word of two integers:
 which check failed, counted from 1, or 0 if none did, and the value that is to blame. The next read
-of the device looks at it (``csrc/checks.h``, `tpu_core.recorder.checked`).
+of the device looks at it (``csrc/recorder/checks.h``, `tpu_core.recorder.checked`).
 
 A check is a function with the arguments of the op's lowering, and with what that returned where it
 has a parameter ``result``. It yields a `Finding` for each thing that may be wrong. It is traced
@@ -30,7 +30,8 @@ from tpu_core.pjrt.jax_compat import current_trace
 OFF, DEFAULT, ALL = range(3)
 """Levels, of which the extension knows the numbers: see ``TPU_CHECKS``."""
 
-# The place of a node among those of a word stands above the number of its check (csrc/checks.cpp).
+# The place of a node among those of a word stands above the number of its check
+# (csrc/recorder/checks.cpp).
 _NODE_SHIFT = 20
 # More words are searched for the first that says something; fewer are compared one by one.
 _MANY = 64

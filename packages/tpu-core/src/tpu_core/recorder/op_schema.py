@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tpu_core import _C
 from tpu_core.lowering.registry import Lowering
 from tpu_core.recorder import checked, data_dependent, fallback, fastpaths, meta, suspicions
 from tpu_core.recorder.decompose import decomposition_of
@@ -23,7 +24,10 @@ from tpu_core.recorder.functional_variants import (
     written_arguments,
 )
 
-TENSOR, TENSOR_LIST, NUMBER, NUMBER_LIST, STATIC, DROP, GENERATOR, INTEGERS = range(8)
+TENSOR, TENSOR_LIST, NUMBER, NUMBER_LIST, STATIC, DROP, GENERATOR, INTEGERS = map(
+    _C.ENUMS["Argument"].__getitem__,
+    "TENSOR TENSOR_LIST NUMBER NUMBER_LIST STATIC DROP GENERATOR INTEGERS".split(),
+)
 
 _DROPPED = frozenset({"device", "pin_memory"})
 # Families whose ops take 0-d CPU tensors for numbers, as TensorIterator does.

@@ -9,6 +9,7 @@ import jax
 import torch
 from torch.utils._pytree import tree_map
 
+from tpu_core import _C
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
 from tpu_core.lowering.implementations import choices
@@ -32,7 +33,7 @@ from tpu_core.recorder.functional_variants import (
 )
 from tpu_core.recorder.meta import MetaTensors, is_random, run_meta
 
-RECORD, PYTHON, RESIZE = range(3)
+RECORD, PYTHON, RESIZE = (_C.ENUMS["Signature"][name] for name in ("RECORD", "PYTHON", "RESIZE"))
 
 
 def access_of(description: tuple[Any, ...]) -> Access:

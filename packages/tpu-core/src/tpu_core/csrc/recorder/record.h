@@ -1,0 +1,100 @@
+// The boxed kernel of every ATen overload on the device: signature, metadata cache, trace.
+#pragma once
+
+#include "recorder/trace.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <optional>
+
+namespace tpu {
+
+// How an argument of an overload enters its signature.
+enum class Policy : uint8_t {
+  Tensor,
+  TensorList,
+  Number,
+  NumberList,
+  Static,
+  Drop,
+  Generator,
+  Integers
+};
+
+// What a number argument must lie between, both included; NaN lies nowhere.
+struct Bounds {
+  size_t argument;
+  double least, most;
+  int other = -1;  // the argument that is the upper bound
+};
+
+// What the recorder knows of an overload; made by Python on the first call.
+struct OpDescription {
+  explicit OpDescription(const c10::OperatorHandle& handle) : op(handle) {}
+
+  c10::OperatorHandle op;
+  std::string name;
+  Hash128 hash;
+  std::vector<Policy> policies;      // one a schema argument
+  std::vector<uint8_t> compiled_in;  // number arguments that are part of the signature
+  std::vector<uint8_t> steady;       // numbers that are constants of programs until seen to vary
+  std::vector<uint8_t> writes;       // arguments that are mutated
+  bool write_only = false;           // mutated arguments are overwritten without being read
+  std::vector<int> returns;  // >= 0: alias of that argument; -1: new tensor; -2: new list; -3: int
+  bool random = false;
+  int chance = -1;               // argument that is 0 where a call of a random op draws nothing
+  bool scalar_operands = false;  // 0-d CPU tensors may stand for numbers
+  bool host_operands = false;    // CPU tensors in lists (of indices) are moved to the device
+  bool jax_settings = false;     // depends on the user's JAX settings
+  bool precision = false;        // depends on the float32 matmul precision
+  bool wide_numbers = false;     // float numbers travel in 64 bits
+  bool divides = false;          // an integer divided by zero is an error
+  bool checks = false;           // values may be errors that a program finds (checks.h)
+  std::vector<Bounds> bounds;    // of number arguments that PyTorch checks
+  py::object python;             // the overload, passed back to Python on a miss
+  py::object handler;            // set if Python handles every call
+  // The CPU op that may stand for it (host_kernels.h), once looked for.
+  mutable std::optional<c10::OperatorHandle> host;
+  mutable std::once_flag host_sought;
+};
+
+// Kernel object of one overload; copies share nothing but the description.
+class Recorder final : public c10::OperatorKernel {
+ public:
+  void operator()(
+      const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+ private:
+  OpDescription* description_ = nullptr;
+};
+
+OpDescription* describe_op(const c10::OperatorHandle& op);
+
+// What became of a call.
+struct Recorded {
+  const Signature* signature = nullptr;
+  c10::SmallVector<at::Tensor, 4> fresh;     // its new tensors, lists flattened
+  py::handle handler;                        // set where Python is to handle the call
+  uint64_t op = 0;                           // its key among the ops of a tiers' segment
+  std::optional<torch::jit::Stack> results;  // set where the call has run: what it returns
+};
+Recorded record_call(const OpDescription& d, const c10::IValue* args);
+// Puts the results of a call that Python handles in place of its arguments.
+void call_python(
+    py::handle handler, const OpDescription& d, const c10::OperatorHandle& op,
+    torch::jit::Stack* stack);
+// Both, for arguments on a stack.
+void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// Whether a tensor among the arguments has PyTorch's lazy conjugate or negative bit. The fallbacks for
+// these pass products of matrices on to the backend (ATen/ConjugateFallback.cpp).
+bool has_lazy_bits(const c10::IValue* args, size_t n);
+// `record` on tensors without those bits.
+void record_resolved(
+    const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// The kernel of an overload: a Recorder, or one that needs no boxing.
+torch::CppFunction kernel_of(const c10::OperatorHandle& op);
+
+}  // namespace tpu
