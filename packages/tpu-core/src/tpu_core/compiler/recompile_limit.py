@@ -35,7 +35,7 @@ _MOST_COMPARED = 8  # latest programs of a line
 _MOST_COUNTED = 1_024  # segments of a line
 _LEAST_OPS = 16  # that are a program of their own, if none of them is a product
 _COMBINE = "tpu.combine_words.default"
-PART = "part of a segment that varies"  # why such a segment ends, as pieces.cpp says it
+PART = "part of a segment that varies"  # why such a segment ends, as op_by_op.cpp has it
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Site:
     """The programs of segments that end at one line.
 
     Attributes:
-        programs: How many there were.
+        programs: Number of them.
         unread: The latest ones that are not among the following. Describing a training step takes
             as long as recording it, and most lines never come to the limit.
         ops: Of the latest ones, the form of each op: a hash of its arguments without sizes.
