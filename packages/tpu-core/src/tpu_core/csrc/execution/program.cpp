@@ -179,10 +179,7 @@ constexpr size_t kMostInPieces = 4096;
 
 // A program for the segment, or null where it is to run in pieces: those of `parts`, else op by op.
 Program* compile(
-    const Segment& s,
-    Cut& c,
-    const std::vector<py::object>& inputs,
-    std::vector<Part>& parts) {
+    const Segment& s, Cut& c, const std::vector<py::object>& inputs, std::vector<Part>& parts) {
   const Mode m = mode();
   const bool may_wait = m.background && tiers() == Tiers::Compiled && !m.inspect &&
       s.nodes.size() > 1 && fits_in_pieces(s);

@@ -40,7 +40,8 @@ struct Cut {
   bool is_piece = false;
   bool on_host = false;  // to be run by CPU kernels: each of its sizes would be a program
   Program* program = nullptr;
-  std::shared_ptr<Program> own;  // CPU kernels as a program, which is not kept: sizes seldom come again
+  std::shared_ptr<Program>
+      own;  // CPU kernels as a program, which is not kept: sizes seldom come again
   // Where no program serves, what to compile.
   Slots outputs, reused;
   std::vector<uint8_t> mask;              // numbers to compile in

@@ -144,8 +144,8 @@ void close_checks(Trace& trace) {
     word.value = make_value(word_layout(), 0, s.device, State::Pending);
     s.refs.push_back(trace.output_slot(word.value));
     s.nodes.push_back(
-        {signature, refs, static_cast<uint32_t>(count), 1,
-         static_cast<uint32_t>(s.numbers.size()), Line{}});
+        {signature, refs, static_cast<uint32_t>(count), 1, static_cast<uint32_t>(s.numbers.size()),
+         Line{}});
   }
   s.words.clear();
   g_words.at(s.device).push_back(std::move(word));
@@ -166,7 +166,8 @@ std::vector<ValuePtr> words_of(const Segment& s) {
   std::vector<ValuePtr> words;
   if (!g_pending) return words;
   for (const auto& w : g_words.at(s.device))
-    if (std::find(s.slots.begin(), s.slots.end(), w.value) != s.slots.end()) words.push_back(w.value);
+    if (std::find(s.slots.begin(), s.slots.end(), w.value) != s.slots.end())
+      words.push_back(w.value);
   return words;
 }
 
