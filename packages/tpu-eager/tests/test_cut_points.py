@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from tpu_core import modes
-from tpu_core.config import override
 from tpu_eager.fused import FUSED
 
 # Fused with short segments: a loop is found after 40 ops and cut at 10 at the earliest.
 SMALL = dataclasses.replace(FUSED, name="small", max_ops=80)
 OPS = (torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.relu, torch.neg, torch.abs)
 ROUNDS = 30  # a loop that comes in between each sixth round has settled by its fourth time
-
-
-@pytest.fixture(autouse=True)
-def unlimited() -> Iterator[None]:
-    """The ops of all loops are of one line."""
-    with override(recompile_limit=0):
-        yield
-
 
 Round = Callable[[torch.Tensor, int], torch.Tensor]
 

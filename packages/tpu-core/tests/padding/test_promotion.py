@@ -11,7 +11,6 @@ import torch
 
 from tpu_core import modes
 from tpu_core.compiler import padded, promotion
-from tpu_core.config import override
 from tpu_core.metrics import METRICS
 
 # As many sizes of the bucket 96 as run in one of 256: each wastes 1 - 96 / 256 of a run.
@@ -26,8 +25,7 @@ _lengths = itertools.count(
 
 @pytest.fixture(autouse=True)
 def fused():
-    # The tests are many programs of one line, as it were of one loop.
-    with modes.using("fused"), override(recompile_limit=0):
+    with modes.using("fused"):
         yield
 
 
