@@ -20,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before the device starts; worker processes and the tests' own inherit it.
     # What is compiled must not depend on which ops the tests before have used.
     os.environ["TPU_COMPILE"] = "blocking"
+    # Nor on how many programs they had for a line that tests share.
+    os.environ.setdefault("TPU_RECOMPILE_LIMIT", "0")
     # Tests say what programs compute; those of the tiers choose theirs.
     os.environ.setdefault("TPU_TIERS", "compiled")
     # A worker of xdist has a folder of its own, as tests count what is compiled.

@@ -19,7 +19,8 @@ MARK = "--- end of block ---"
 
 def run(*arguments: str | Path, text: str | None = None) -> str:
     # As for a reader: a page that is about programs says which tier it wants.
-    env = {name: value for name, value in os.environ.items() if name != "TPU_TIERS"}
+    own = ("TPU_TIERS", "TPU_RECOMPILE_LIMIT")
+    env = {name: value for name, value in os.environ.items() if name not in own}
     env["KINETO_LOG_LEVEL"] = "99"  # PyTorch 2.13 logs each profile to stderr
     result = subprocess.run(
         [sys.executable, *arguments],

@@ -10,7 +10,7 @@ import torch
 
 from tpu_core import modes
 from tpu_core.errors import RecompilationError
-from tpu_core.metrics import COUNTERS, METRICS, CompileEvent, Metrics
+from tpu_core.metrics import COUNTERS, METRICS, CompileEvent, Metrics, Runs
 
 
 @pytest.fixture
@@ -38,6 +38,8 @@ def test_everything_is_counted(metrics):
     metrics.d2h(7)
     metrics.debug_check()
     metrics.padded_execution()
+    metrics.host_part("a.py:4", 0.25)
+    metrics.host_part("a.py:4", 0.5)
     metrics.outline()
     metrics.verification()
     metrics.compiling(2)
@@ -57,6 +59,8 @@ def test_everything_is_counted(metrics):
         "executions": 0,
         "pieces": 0,
         "padded_executions": 1,
+        "host_parts": 2,
+        "host_part_seconds": 0.75,
         "outlines": 1,
         "verifications": 1,
         "segments": 0,
@@ -76,6 +80,7 @@ def test_everything_is_counted(metrics):
     }
     assert metrics.fallbacks()["aten.sort.default"].line == "a.py:1"
     assert metrics.host_syncs() == {("item", "a.py:3"): 2, ("print", None): 1}
+    assert metrics.host_parts()["a.py:4"] == Runs(2, 0.75)
     assert [e.source for e in metrics.compile_events()] == ["compiled", "disk"]
 
 

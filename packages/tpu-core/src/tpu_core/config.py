@@ -199,11 +199,18 @@ class Config:
         lambda: max(1, (os.cpu_count() or 1) // 8),
         shown="an eighth of the cores",
     )
+    recompile_limit: int = _setting(
+        "TPU_RECOMPILE_LIMIT",
+        integer(0),
+        "Most programs compiled for the ops that end at one line while they differ from step to "
+        "step. Beyond, what differs runs by CPU kernels; 0 for no limit.",
+        8,
+    )
     performance_warnings: bool = _setting(
         "TPU_PERFORMANCE_WARNINGS",
         BOOL,
-        "Warn once about causes of slow steps: reads from the device in every step, and a device "
-        "that waits for its `DataLoader`.",
+        "Warn once about causes of slow steps: reads from the device in every step, a device that "
+        "waits for its `DataLoader`, and ops that differ from step to step.",
         True,
         shown="`1`",
     )

@@ -29,6 +29,7 @@ from tpu_core.errors_export import ExportError as ExportError
 from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors_kernels import KernelCompilationError as KernelCompilationError
 from tpu_core.errors_kernels import KernelRuleError as KernelRuleError
+from tpu_core.errors_recompilation import RecompileLimitWarning as RecompileLimitWarning
 
 
 class TpuNotAvailableError(TpuError):

@@ -35,6 +35,9 @@ COUNTERS: dict[str, str] = {
     "executions": "Programs run.",
     "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
+    "host_parts": "Parts of segments that differ in each step, run by CPU kernels: each would be "
+    "a program to compile.",
+    "host_part_seconds": "Seconds they took, copies and waiting included.",
     "outlines": "Forms of ops traced to see whether padded arrays serve a new size.",
     "host_ops": "Ops run at once by PyTorch's CPU kernels, on the CPU platform.",
     "promotions": "Segments that went over from CPU kernels to a program of their own.",
@@ -171,6 +174,7 @@ class Metrics:
         self._fallbacks: dict[str, Fallback] = {}
         self._syncs: dict[tuple[str, str | None], int] = {}
         self._kernels: dict[KernelChoice, int] = {}
+        self._parts: dict[str | None, Runs] = {}
 
     def compiled(self, event: CompileEvent) -> None:
         """Count a program that was made ready, and log one line: a compile as INFO, a load as
@@ -206,6 +210,14 @@ class Metrics:
         """Count a run of a program that was repeated op by op."""
         with self._lock:
             self._count["verifications"] += 1
+
+    def host_part(self, line: str | None, seconds: float) -> None:
+        """Count a part of a segment that CPU kernels ran, and that begins at a line."""
+        with self._lock:
+            before = self._parts.get(line, Runs())
+            self._parts[line] = Runs(before.count + 1, before.seconds + seconds)
+            self._count["host_parts"] += 1
+            self._count["host_part_seconds"] += seconds
 
     def outline(self) -> None:
         """Count a form of an op that was traced for the sizes in it."""
@@ -305,6 +317,11 @@ class Metrics:
                 op: Fallback(entry.count, entry.seconds, entry.line)
                 for op, entry in self._fallbacks.items()
             }
+
+    def host_parts(self) -> dict[str | None, Runs]:
+        """Number and seconds of the parts that CPU kernels ran, by the line they begin at."""
+        with self._lock:
+            return dict(self._parts)
 
     def host_syncs(self) -> dict[tuple[str, str | None], int]:
         """Number of host syncs by (reason, line)."""

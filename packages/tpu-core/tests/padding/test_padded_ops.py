@@ -211,6 +211,10 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
     "concatenate beside": (lambda x, y: torch.cat([x, y], 1).softmax(0), floats(rows, rows)),
     "append": (lambda x, y: torch.cat([x, y], 0) * 2, floats(rows, lambda n: (1, 4))),
     "stack": (lambda x, y: torch.stack([x, y]).sum(1), floats(rows, rows)),
+    "index of two dims": (
+        lambda x, i: x[i[:, 0], i[:, 1] % 6] * 2,
+        lambda n: [torch.randn(n, 6), torch.randint(n, (n, 2))],
+    ),
     "constant pad": (lambda x: F.pad(x, (1, 2), value=3.0) * 2, floats(columns)),
     "flip": (lambda x: x.flip(1) * torch.arange(3, device=x.device)[:, None], floats(columns)),
     "roll": (lambda x: x.roll(1, 1) * 2, floats(columns)),

@@ -78,6 +78,7 @@ def _example(
         lambda: (lax.squeeze(i, (1,)), lax.transpose(x, (1, 0)), lax.reshape(x, (4 * n,))),
         lambda: (lax.broadcasted_iota(np.int32, (n, 4), 0), lax.rev(x, (0,))),
         lambda: (lax.concatenate([x, x], 0), lax.pad(x, 0.0, ((1, 1, 0), (0, 0, 0)))),
+        lambda: jnp.stack([x, x], 1),
         lambda: lax.split(x, (2, 2), axis=1),
         lambda: looped(x),
         lambda: (lax.integer_pow(x, 3), lax.convert_element_type(x, np.int32), jnp.exp(x)),
@@ -117,6 +118,7 @@ _NO_PARAMETERS = set(
     """.split()
 )
 _SAME_AS = {
+    "stack": "concatenate",  # before jax 0.10
     **{f"scatter-{k}": f"scatter_{k}" for k in ("add", "mul", "min", "max")},
     **{f"scatter_{k}": f"scatter-{k}" for k in ("add", "mul", "min", "max")},
 }

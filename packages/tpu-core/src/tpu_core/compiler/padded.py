@@ -85,6 +85,20 @@ class PaddedPrograms:
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
+    def form(self, s: Segment) -> str:
+        """Digest of a segment without its sizes."""
+        return self._describe(s)[0]
+
+    def recurs(self, s: Segment) -> bool:
+        """Return whether a segment's sizes recur, so that they have a program of their own."""
+        family = self._families.get(self._describe(s)[0])
+        return family is not None and family.recurring.own(s.key) is not None
+
+    def problem(self, s: Segment) -> str | None:
+        """Reason that padded arrays do not serve a segment, where that is known."""
+        family = self._families.get(self._describe(s)[0])
+        return family.problem if family else None
+
     def comment(self, s: Segment, why: Reason) -> Reason:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""
         self._read()
@@ -95,12 +109,14 @@ class PaddedPrograms:
             why = Reason(f"{why.text}; not on padded arrays: {family.problem}", why.line)
         return family.recurring.own(s.key) or why
 
-    def serve(self, s: Segment, arrays: list[Any]) -> Program | None:
+    def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
 
         Args:
             s: The segment.
             arrays: Its inputs.
+            compiles: Whether one may be compiled, and sizes that do not follow those known so far
+                change what is known.
         """
         self._read()
         if not self._families and not has_graphs(s):
@@ -109,12 +125,15 @@ class PaddedPrograms:
         family = self._families.get(form) or self._told(form, s, tensors)
         if family is None or family.refusal or family.recurring.own(s.key):
             return None
-        values = family.solve(s, integers)
+        # The programs for few sizes are few; those for many have many combinations of buckets.
+        compiles = compiles or (bool(family.programs) and family.has_few_sizes())
+        values = family.solve(s, integers, learns=compiles)
         if values is None:
             return None
         try:
-            return self._program(family, form, s, values, arrays)
+            return self._program(family, form, s, values, arrays, compiles)
         except NotPaddableError as error:
+            self._builder.limit.refused(s, error.op or family.differing_op())
             family.refuse(f"{error.op or 'the segment'}: {error}")
         if family.refusal:
             logger.info(
@@ -136,12 +155,21 @@ class PaddedPrograms:
         return family
 
     def _program(
-        self, family: BucketedProgram, form: str, s: Segment, values: list[int], arrays: list[Any]
+        self,
+        family: BucketedProgram,
+        form: str,
+        s: Segment,
+        values: list[int],
+        arrays: list[Any],
+        compiles: bool,
     ) -> Program | None:
         wanted = family.buckets(values)
         buckets = self._buckets(family, form, s, values, wanted)
         if buckets is None:
             return None
+        if buckets not in family.programs and not compiles:
+            if not self._builder.is_stored(self._key(family, form, s, buckets)):
+                return None
         template = family.segment()
         if buckets not in family.programs:
             family.programs[buckets] = self._obtain(family, form, s, values, buckets, arrays)

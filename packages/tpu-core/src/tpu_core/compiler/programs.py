@@ -24,15 +24,18 @@ from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import dumps
 from tpu_core.compiler import segment as segments
 from tpu_core.compiler.background import Background
+from tpu_core.compiler.host_parts import HostPart, is_small
 from tpu_core.compiler.padded import PaddedPrograms
 from tpu_core.compiler.reasons import Reason, Reasons, listing
+from tpu_core.compiler.recompile_limit import Part, RecompileLimit
 from tpu_core.compiler.segment import Segment
 from tpu_core.compiler.spanning import spanning
 from tpu_core.compiler.worker import CompileJob, Result
 from tpu_core.compiler.workers import InProcess, WorkerProcess, Workers
 from tpu_core.config import config
-from tpu_core.errors import RecompilationError, TpuError
+from tpu_core.errors import RecompilationError, RecompileLimitWarning, TpuError
 from tpu_core.interruptible import InterruptibleCalls
+from tpu_core.logs import warn_at
 from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
@@ -43,6 +46,7 @@ logger = logging.getLogger("tpu_core")
 
 # Ops of a program that is a training step, say, whose temporaries fill a good part of the memory.
 _LARGE = 64
+_MOST_REFUSED = 4_096  # parts that CPU kernels do not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Program:
         compiled_in: For each number whether it is a constant of the program; None: as the extension
             proposed.
         executable: The PJRT executable, where there is one.
+        on_host: CPU kernels run it. It serves once: what comes again is asked for again.
 
     Example:
         >>> Program(execute, None, 0, 0, segment.key, len(segment.nodes), "train.py:12")
@@ -72,6 +77,7 @@ class Program:
     line: str
     compiled_in: list[bool] | None = None
     executable: Any = None
+    on_host: bool = False
 
 
 _forbidden = 0  # blocks that forbid compiling, in any thread
@@ -120,6 +126,8 @@ class ProgramBuilder:
         self._store = store
         self._reasons = Reasons()
         self._padded = PaddedPrograms(self, client, store)
+        self.limit = RecompileLimit()
+        self._refused_on_host: set[str] = set()
         self._compiles = InterruptibleCalls("tpu compile")
         # A TPU and a GPU are opened by one process.
         on_cpu = client.platform.name == "cpu"
@@ -133,7 +141,8 @@ class ProgramBuilder:
         arrays: list[Any] | None = None,
         pads: bool = False,
         missing: list[tuple[str, int]] | None = None,
-    ) -> Program | None:
+        divides: bool = False,
+    ) -> Program | list[Part] | None:
         """A program for an exported segment: loaded from the cache or compiled.
 
         Args:
@@ -142,9 +151,11 @@ class ProgramBuilder:
             pads: Whether it may run on padded arrays.
             missing: Ops that no program in memory runs by itself, as (key of that program, node);
                 None where the segment may not run op by op while its program is made.
+            divides: True if the segment may run in parts.
 
         Returns:
-            The program; None where the segment is to run op by op.
+            The program; None where the segment is to run op by op; a list where it is to run in
+            parts.
 
         Raises:
             CompilationError: A lowering or XLA failed; the error names op and line.
@@ -153,15 +164,26 @@ class ProgramBuilder:
         s = Segment.from_export(exported)
         if (together := spanning(s)) is not None:
             return together(s)
-        padded = self._padded.serve(s, arrays) if pads and arrays is not None else None
-        if padded is not None:
-            return self._watched(padded, s)
+        if s.on_host and (program := self._host_program(s)) is not None:
+            return self._watched(program, s)
+        reached = False
+        if pads and arrays is not None:
+            reached = divides and not s.on_host and self.limit.is_reached(s, self._padded.form(s))
+            served = self._served(s, arrays, reached)
+            if isinstance(served, list):
+                return served
+            if served is not None:
+                return self._watched(served, s)
         if missing is not None:
             s = self.background.lifted(s)
         key = self._key(s)
         loaded = self.background.take(s, key)
         if loaded is None:
-            if missing is not None and self._runs_in_pieces(s, key, exported, missing):
+            # Beyond the limit one program for many sizes is wanted, not one for each op and size.
+            waits = missing is not None and not reached
+            if waits and self._runs_in_pieces(s, key, exported, missing or []):
+                if missing:  # ops that are programs to compile
+                    self.limit.made(s)
                 return None
             reason = self._padded.comment(s, self.explain(s)) if pads else self.explain(s)
             lower = functools.partial(segments.lower, s)
@@ -174,6 +196,76 @@ class ProgramBuilder:
         if pads:
             self._padded.remember(s, program)
         return self._watched(program, s)
+
+    def _served(self, s: Segment, arrays: list[Any], reached: bool) -> Program | list[Part] | None:
+        """A padded program for a segment, or its parts; None where it runs as it was recorded.
+
+        Args:
+            s: The segment.
+            arrays: Its inputs.
+            reached: Whether its line is at the recompile limit.
+        """
+        if not reached:
+            return self._padded.serve(s, arrays)
+        padded = self._padded.serve(s, arrays, compiles=False)
+        if padded is not None:
+            return padded
+        if self._padded.recurs(s) or self.is_stored(self._key(s)):
+            return None
+        if self.limit.recurs(s, self._padded.form(s)):
+            return self._padded.serve(s, arrays)
+        if (parts := self.limit.parts(s)) is None:
+            padded = self._padded.serve(s, arrays)
+            if padded is not None:
+                return padded
+            if self._padded.problem(s):
+                parts = self.limit.parts(s, by_sizes=True)
+        self._warn_of_limit(s, parts)
+        return parts
+
+    def _warn_of_limit(self, s: Segment, parts: list[Part] | None) -> None:
+        found = self.limit.to_warn_of(s, parts) if config().performance_warnings else None
+        if found is None:
+            return
+        node, programs = found
+        in_parts = "what differs runs by CPU kernels, products aside, and the rest as programs"
+        then = in_parts if parts else "each such step is compiled"
+        problem = self._padded.problem(s)
+        warn_at(
+            node.line or _last_line(s),
+            RecompileLimitWarning(
+                f"{programs} programs were compiled for this step, and its ops differ again.",
+                values={
+                    "first op that differs": node.name,
+                    **({"not on padded arrays": problem} if problem else {}),
+                    "from now on": then,
+                    "step ends at": _last_line(s),
+                },
+                line=node.line or None,
+            ),
+        )
+
+    def _host_program(self, s: Segment) -> Program | None:
+        """CPU kernels as the program of a part; None where they are not to run it."""
+        if s.key in self._refused_on_host or not is_small(s):
+            return None
+
+        def refuse() -> None:
+            if len(self._refused_on_host) >= _MOST_REFUSED:
+                self._refused_on_host.clear()
+            self._refused_on_host.add(s.key)
+
+        return Program(
+            HostPart(s, self._client.devices[s.device], refuse),
+            None,
+            0,
+            0,
+            f"host {s.key}",
+            len(s.nodes),
+            _last_line(s) or "",
+            [False] * len(s.numbers),
+            on_host=True,
+        )
 
     def _watched(self, program: Program, s: Segment) -> Program:
         from tpu_core.verification import watch
@@ -223,6 +315,7 @@ class ProgramBuilder:
         reason = Reason("it came again; until now it ran op by op", s.nodes[-1].line or None)
         METRICS.cache_miss()
         METRICS.compiled(self._event(s, key, result.seconds, reason, "background"))
+        self.limit.made(s)
         return loaded
 
     def explain(self, s: Segment) -> Reason:
@@ -279,6 +372,7 @@ class ProgramBuilder:
             give_back_free_memory()
         seconds = time.perf_counter() - started
         METRICS.compiled(self._event(s, key, seconds, reason, source))
+        self.limit.made(s)
         if source == "compiled":
             _C.note_compile(len({id(n.plan) for n in s.nodes}), len(s.nodes), seconds)
             if check is not None:

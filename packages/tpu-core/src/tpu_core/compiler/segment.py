@@ -84,6 +84,7 @@ class Segment:
         nodes, slots, numbers: Its contents.
         live: Slots whose values are read later: the program's outputs.
         donated: Input slots that nothing else holds: their memory may be reused.
+        on_host: CPU kernels are to run it.
 
     Example:
         >>> len(segment.nodes), [segment.slots[i].shape for i in segment.inputs()]
@@ -97,6 +98,7 @@ class Segment:
     numbers: list[RuntimeScalar]
     live: list[int]
     donated: list[int]
+    on_host: bool = False
 
     @classmethod
     def from_export(cls, d: dict[str, Any]) -> Segment:
@@ -110,6 +112,7 @@ class Segment:
             [RuntimeScalar(*n) for n in d["numbers"]],
             d["live"],
             d["donated"],
+            d.get("on_host", False),
         )
 
     def with_numbers(self, numbers: list[RuntimeScalar]) -> Segment:

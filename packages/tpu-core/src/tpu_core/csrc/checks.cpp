@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -131,17 +132,20 @@ void close_checks(Trace& trace) {
   if (s.words.size() == 1) {
     word.value = s.slots[s.words[0].second];
   } else {
-    const auto* signature = combined(s.words.size());
+    // The last word again, up to a power of two: few programs differ in how many words they combine.
+    const auto count = std::bit_ceil(s.words.size());
+    const auto* signature = combined(count);
     const auto refs = static_cast<uint32_t>(s.refs.size());
     s.hasher.add(signature->hash);
     for (const auto& [node, slot] : s.words) {
       s.refs.push_back(slot);
       s.hasher.add(slot);
     }
+    s.refs.insert(s.refs.end(), count - s.words.size(), s.words.back().second);
     word.value = make_value(word_layout(), 0, s.device, State::Pending);
     s.refs.push_back(trace.output_slot(word.value));
     s.nodes.push_back(
-        {signature, refs, static_cast<uint32_t>(s.words.size()), 1,
+        {signature, refs, static_cast<uint32_t>(count), 1,
          static_cast<uint32_t>(s.numbers.size()), Line{}});
   }
   s.words.clear();
@@ -158,6 +162,19 @@ py::object plan_of(const Node& node) {
 
 uint64_t next_launch() { return ++g_launches; }
 uint64_t launches() { return g_launches; }
+
+std::vector<ValuePtr> words_of(const Segment& s) {
+  std::vector<ValuePtr> words;
+  if (!g_pending) return words;
+  for (const auto& w : g_words.at(s.device))
+    if (std::find(s.slots.begin(), s.slots.end(), w.value) != s.slots.end()) words.push_back(w.value);
+  return words;
+}
+
+void date_words(const std::vector<ValuePtr>& words, uint64_t launch) {
+  for (const auto& w : words)
+    if (w->launch > launch) w->launch = launch;
+}
 
 void raise_checks(int16_t device, uint64_t launch) {
   if (!g_pending) return;

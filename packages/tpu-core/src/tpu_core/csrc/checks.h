@@ -22,6 +22,11 @@ py::object plan_of(const Node& node);
 // Counts programs as they start; a value knows the number at its making, see `Value::launch`.
 uint64_t next_launch();
 uint64_t launches();
+// The words that a segment makes which no read has looked at. Needs g_mutex.
+std::vector<ValuePtr> words_of(const Segment& s);
+// Has reads of what a launch made look at words that a later one makes: those of a segment that runs in
+// parts. Needs g_mutex.
+void date_words(const std::vector<ValuePtr>& words, uint64_t launch);
 // Raises what programs up to a launch found; the first of them if there are several. Waits for none that
 // started later. g_mutex is not held.
 void raise_checks(int16_t device, uint64_t launch);

@@ -1,5 +1,6 @@
 #include "pieces.h"
 
+#include "checks.h"
 #include "memory.h"
 
 #include <algorithm>
@@ -60,6 +61,8 @@ Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
 }
 
 namespace {
+
+constexpr const char* kPartOfVarying = "part of a segment that varies";
 
 std::vector<size_t> range(size_t begin, size_t end) {
   std::vector<size_t> all(end - begin);
@@ -165,22 +168,33 @@ bool fits_in_pieces(const Segment& s) {
   return callback("check_allocation")(s.device, most - before, before, false).cast<bool>();
 }
 
-void run_in_pieces(Segment& s) {
+void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   std::optional<PythonError> first;
   const auto ending = last_uses(s);
   auto former = std::move(s.former);
   if (memory_is_checked()) former.hold();
   else former.clear();
   const FormerInUse former_in_use(former);
-  for (size_t i = 0; i < s.nodes.size(); ++i) {
+  const uint64_t first_launch = launches() + 1;
+  const auto words = [&] {
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    return words_of(s);
+  }();
+  const size_t count = parts.empty() ? s.nodes.size() : parts.size();
+  for (size_t i = 0; i < count; ++i) {
+    const Part p = parts.empty() ? Part{i, i + 1, false} : parts[i];
     Segment part;
     Cut c;
     {
       Lock lock(g_mutex, std::defer_lock);
       acquire(lock);
-      part = part_of(s, {i});
-      for (auto slot : ending[i]) s.slots[slot].reset();
-      if (!part.nodes.empty()) c = decide_piece(part);
+      part = part_of(s, range(p.begin, p.end));
+      for (size_t node = p.begin; node < p.end; ++node)
+        for (auto slot : ending[node]) s.slots[slot].reset();
+      if (!parts.empty()) part.cut = kPartOfVarying;
+      if (!part.nodes.empty()) c = parts.empty() ? decide_piece(part) : decide(part);
+      c.on_host = p.on_host;
     }
     if (part.nodes.empty()) continue;  // it reads what failed
     auto error = run_part(part, c);
@@ -194,6 +208,7 @@ void run_in_pieces(Segment& s) {
   if (first) s.former = std::move(former);
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
+  date_words(words, first_launch);
   notify_settled();
   if (first) throw std::move(*first);
 }

@@ -20,9 +20,16 @@ void run_apart(Segment& s, const PythonError& error);
 // Runs what does not follow from inputs that failed; the rest fails with them.
 void run_others(Segment& s);
 
-// Runs a segment op by op. What fails fails with what depends on it, and is thrown once the others have
-// run; the segment has no ops then. Where memory is short the rest does not run.
-void run_in_pieces(Segment& s);
+// Nodes of a segment that run as one of their own, by a program or by CPU kernels.
+struct Part {
+  size_t begin, end;
+  bool on_host;
+};
+
+// Runs a segment part by part, or op by op where there are no parts. What fails fails with what depends on
+// it, and is thrown once the others have run; the segment has no ops then. Where memory is short the rest
+// does not run.
+void run_in_pieces(Segment& s, const std::vector<Part>& parts = {});
 
 // Whether a segment may run op by op within the memory that is set as limit, and what it writes can be given
 // back. Holds the GIL.

@@ -69,6 +69,7 @@ py::dict export_segment(
   d["numbers"] = numbers;
   d["live"] = live.vec();
   d["donated"] = donated.vec();
+  d["on_host"] = c.on_host;
   return d;
 }
 
@@ -163,8 +164,8 @@ void fail(Segment& s, std::shared_ptr<const Failure> why) {
 auto& g_in_pieces = *new std::unordered_set<std::string>();
 constexpr size_t kMostInPieces = 4096;
 
-// A program for the segment, or null where it is to run in pieces.
-Program* compile(const Segment& s, const Cut& c) {
+// A program for the segment, or null where it is to run in pieces: those of `parts`, else op by op.
+Program* compile(const Segment& s, Cut& c, std::vector<Part>& parts) {
   const Mode m = mode();
   const bool may_wait =
       m.background && tiers() == Tiers::Compiled && !m.inspect && s.nodes.size() > 1 && fits_in_pieces(s);
@@ -183,7 +184,15 @@ Program* compile(const Segment& s, const Cut& c) {
     pieces = std::move(missing);
   }
   py::object info = callback("compile")(
-      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, m.pads && !c.is_piece, pieces);
+      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, m.pads && !c.is_piece, pieces,
+      s.nodes.size() == 1 || fits_in_pieces(s));
+  if (py::isinstance<py::list>(info)) {
+    for (const auto& part : info) {
+      const auto [begin, end, on_host] = part.cast<std::tuple<size_t, size_t, bool>>();
+      parts.push_back({begin, end, on_host});
+    }
+    return nullptr;
+  }
   if (info.is_none()) {
     if (g_in_pieces.size() >= kMostInPieces) g_in_pieces.clear();
     g_in_pieces.insert(key);
@@ -202,6 +211,10 @@ Program* compile(const Segment& s, const Cut& c) {
   py::object mask = info.attr("compiled_in");
   fresh->compiled_in = mask.is_none() ? c.mask : mask.cast<std::vector<uint8_t>>();
   fresh->constants = s.numbers;
+  if (c.on_host && py::getattr(info, "on_host", py::bool_(false)).cast<bool>()) {
+    c.own = std::move(fresh);
+    return c.own.get();
+  }
   return keep_program(c, std::move(fresh));
 }
 
@@ -245,9 +258,9 @@ void inspect(const Segment& s, const Cut& c, const Mode& m) {
 
 // Runs the segment's program, which is made where there is none; null where the segment is to run in
 // pieces.
-py::object results_of(Segment& s, Cut& c) {
+py::object results_of(Segment& s, Cut& c, std::vector<Part>& parts) {
   if (c.program) ++counters().hits;
-  else c.program = compile(s, c);
+  else c.program = compile(s, c, parts);
   while (c.program) {
     auto& program = *c.program;
     check_memory(s, program);
@@ -266,7 +279,7 @@ py::object results_of(Segment& s, Cut& c) {
       return results;
     }
     retire_program(c);  // a size that recurs, whose program was for padded arrays
-    c.program = compile(s, c);
+    c.program = compile(s, c, parts);
   }
   return {};
 }
@@ -291,10 +304,11 @@ void run(Segment& s, Cut& c) {
   bool in_pieces = false;
   try {
     upload_host_inputs(s);
-    auto results = results_of(s, c);
+    std::vector<Part> parts;
+    auto results = results_of(s, c, parts);
     if (!results) {
       in_pieces = true;  // each piece keeps its own errors
-      run_in_pieces(s);
+      run_in_pieces(s, parts);
       return;
     }
     ++counters().executions;

@@ -38,7 +38,9 @@ struct Cut {
   Hash128 key;      // of the ops, of what is live and of what is donated
   Hash128 content;  // of the ops alone
   bool is_piece = false;
+  bool on_host = false;  // to be run by CPU kernels: each of its sizes would be a program
   Program* program = nullptr;
+  std::shared_ptr<Program> own;  // CPU kernels as a program, which is not kept: sizes seldom come again
   // Where no program serves, what to compile.
   Slots outputs, reused;
   std::vector<uint8_t> mask;  // numbers to compile in

@@ -35,6 +35,7 @@ from tpu_core.pjrt import jax_settings
 RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
+_FEW_SIZES = 2
 _STARTS = pjrt.PACK_DTYPES.index(np.dtype(np.int32))  # the pack of starts of windows
 
 
@@ -125,15 +126,21 @@ class BucketedProgram:
         ):
             self._restart([*self.recordings, recording])
 
-    def solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
+    def solve(self, segment: Segment, integers: list[int], learns: bool = True) -> list[int] | None:
         """The symbols' values in a segment; None where it is no member of the family.
 
-        What does not follow the sizes as known so far makes them known better, for the next.
+        Args:
+            segment: The segment.
+            integers: Its integers.
+            learns: Whether what does not follow the sizes as known so far makes them known better,
+                for the next; programs for what was known before are dropped then.
         """
         if not self.recordings:
             return None
         values = self._solve(segment, integers)
         if values is None or not self._agrees(segment, values):
+            if not learns:
+                return None
             before = self.recordings, self.fit, self.programs, self._traces, self._inside
             signature = self._signature
             self._restart([*self.recordings, Recording(segment, integers, None)])
@@ -202,6 +209,17 @@ class BucketedProgram:
                 ]
                 self._inside.append((forms.pop(), numbers))
         return self._inside
+
+    def has_few_sizes(self) -> bool:
+        """Return whether its sizes follow from at most `_FEW_SIZES` of them."""
+        return self.fit is not None and len(self.fit.symbols) <= _FEW_SIZES
+
+    def differing_op(self) -> str:
+        """Label of the first op that is another function of its sizes in another recording."""
+        if self.fit is None:
+            return ""
+        nodes = [n for n in self.recordings[0].segment.nodes if n.plan is not None]
+        return next((n.label for n, (f, _) in zip(nodes, self._expected()) if not f), "")
 
     def signature(self) -> str:
         """Digest of the known sizes; with the form it identifies a padded program."""

@@ -40,6 +40,16 @@ def describe(segment: Segment) -> tuple[str, list[int], int]:
     return digest.hexdigest(), sizes + places + arguments, len(sizes) + len(places)
 
 
+def form_of_node(node: Node) -> str:
+    """The arguments of a node without the integers that may vary."""
+    return _node(node)[0]
+
+
+def sizes_of_node(node: Node) -> tuple[tuple[int, ...], ...]:
+    """The integers of a node that may vary: sizes, places and arguments that are sizes."""
+    return _node(node)[1:]
+
+
 _Described = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 

@@ -166,6 +166,19 @@ def concatenate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
     return [Padded(lax.slice_in_dim(array, 0, shape[axis], axis=axis), dims)]
 
 
+@rule("stack")
+def stack(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    axis = eqns[0].params["axis"]
+    one = (static(1),)
+    rows = [
+        Padded(jnp.expand_dims(x.array, axis), (*x.dims[:axis], one, *x.dims[axis:]))
+        for x in operands
+    ]
+    aligned = _same_but(context, rows, axis)
+    array = lax.concatenate([x.array for x in aligned], axis)
+    return [Padded(array, replaced(aligned[0].dims, axis, (static(len(aligned)),)))]
+
+
 def _same_but(context: Context, xs: list[Padded], axis: int) -> list[Padded]:
     """Operands brought to the same layout in all dims but one."""
     others = [Padded(x.array, (*x.dims[:axis], *x.dims[axis + 1 :])) for x in xs]

@@ -135,6 +135,14 @@ def _details(facts: Facts) -> list[Table]:
             ],
         ),
         Table(
+            _title("Parts that differ, by CPU kernels", len(facts.host_parts), "slowest"),
+            ("count", "seconds", "line"),
+            [
+                (str(p.count), f"{p.seconds:.3f}", short(line))
+                for line, p in facts.host_parts[:_MOST_ROWS]
+            ],
+        ),
+        Table(
             _title("Host syncs", len(facts.syncs), "most frequent"),
             ("reason", "count", "line"),
             [(reason, str(n), short(line)) for reason, line, n in facts.syncs[:_MOST_ROWS]],

@@ -50,6 +50,7 @@ class Facts:
         causes: Of programs that are not the first of their ops, the costliest first.
         fallbacks: Ops that ran on the CPU, the slowest first.
         kernels: Implementations of ops that were chosen for programs, and how often, as they came.
+        host_parts: Parts of segments that CPU kernels ran, by line, the slowest first.
         syncs: (reason, line, count) of waits for the device, the most frequent first.
         peaks: The most memory of each device, by line, where memory history is recorded.
         runs_counted: Whether the runs of each program are known.
@@ -61,6 +62,7 @@ class Facts:
     causes: list[Cause]
     fallbacks: list[tuple[str, Fallback]]
     kernels: list[tuple[KernelChoice, int]]
+    host_parts: list[tuple[str | None, Runs]]
     syncs: list[tuple[str, str | None, int]]
     peaks: list[memory_history.Peak]
     runs_counted: bool
@@ -77,6 +79,7 @@ def collect(metrics: Metrics) -> Facts:
         _causes(events),
         sorted(metrics.fallbacks().items(), key=lambda item: -item[1].seconds),
         list(metrics.kernels().items()),
+        sorted(metrics.host_parts().items(), key=lambda item: -item[1].seconds),
         [(reason, line, count) for (reason, line), count in syncs],
         memory_history.peaks(),
         runs is not None,
@@ -100,6 +103,9 @@ def _totals(count: dict[str, float]) -> list[tuple[str, str]]:
         ("host to device", f"{count['h2d_count']:.0f}, {format_bytes(count['h2d_bytes'])}"),
         ("device to host", f"{count['d2h_count']:.0f}, {format_bytes(count['d2h_bytes'])}"),
     ]
+    if count["host_parts"]:
+        parts = timed(count["host_parts"], count["host_part_seconds"])
+        totals.append(("parts that differ, by CPU kernels", parts))
     if count["verifications"]:
         totals.append(("runs verified op by op", f"{count['verifications']:.0f}"))
     if count["debug_checks"]:

@@ -5,11 +5,13 @@ none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering import kernel_errors
@@ -39,6 +41,7 @@ def replay(
     inputs: Sequence[Value],
     numbers: Sequence[float | int],
     change: Change = lambda op, value: value,
+    lowers: bool = True,
 ) -> list[Value]:
     """The results of a segment.
 
@@ -47,11 +50,12 @@ def replay(
         inputs: The values of its input slots, on the CPU; they stay as they are.
         numbers: Its numbers in this run.
         change: Applied to each result of an op, such as one that rounds otherwise.
+        lowers: Whether an op that the CPU lacks or refuses is computed by its lowering.
 
     Returns:
         The values of its live slots, in their order.
     """
-    values = all_values(segment, inputs, numbers, change)
+    values = all_values(segment, inputs, numbers, change, lowers)
     return [values[i] for i in segment.live]
 
 
@@ -60,16 +64,17 @@ def all_values(
     inputs: Sequence[Value],
     numbers: Sequence[float | int],
     change: Change = lambda op, value: value,
+    lowers: bool = True,
 ) -> dict[int, Value]:
     """The values of all of a segment's slots, those that are not live too.
 
     Args:
-        segment, inputs, numbers, change: As of `replay`.
+        segment, inputs, numbers, change, lowers: As of `replay`.
     """
     values: dict[int, Value] = dict(zip(segment.inputs(), inputs, strict=True))
-    with torch.no_grad():
+    with _plain_calls():
         for node in segment.nodes:
-            results = _results(segment, node, values, numbers[node.numbers :])
+            results = _results(segment, node, values, numbers[node.numbers :], lowers)
             for slot, value in zip(node.outputs, results):
                 if slot is not None and value is not None:
                     expected = segment.slots[slot]
@@ -78,8 +83,24 @@ def all_values(
     return values
 
 
+@contextmanager
+def _plain_calls() -> Iterator[None]:
+    """Calls as of a program without modes: a default device, autocast and the like are recorded."""
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
+
+
 def _results(
-    segment: Segment, node: Node, values: dict[int, Value], numbers: Sequence[float | int]
+    segment: Segment,
+    node: Node,
+    values: dict[int, Value],
+    numbers: Sequence[float | int],
+    lowers: bool,
 ) -> list[Value | None]:
     if node.plan is None:  # uninitialised memory
         slot = segment.slots[node.outputs[0] or 0]
@@ -90,9 +111,18 @@ def _results(
         try:
             return _by_cpu(node.plan, op, operands, numbers)
         except Exception as error:  # such as an argument that lowerings alone take
+            if not lowers:
+                raise
             logger.debug("%s has no CPU op for these arguments: %s", node.name, error)
 
+    if not lowers:
+        raise NotImplementedError(f"{node.name} has no CPU op.")
     return _by_lowering(node.plan, operands, numbers)
+
+
+def is_cpu_op(plan: NodePlan) -> bool:
+    """Return whether the CPU's op computes a node: its arguments say all, and nothing is drawn."""
+    return _cpu_op(plan.compute.op) is not None and _is_plain(plan)
 
 
 def _is_plain(plan: NodePlan) -> bool:

@@ -1,0 +1,257 @@
+"""A limit on the programs compiled for one line, and the parts that a segment runs in beyond it.
+
+A step may differ in every round in a way that no program on padded arrays serves: a crop that is
+resized, a different number of tensors that are joined. Compiled as a whole each round would be a
+program, on a TPU some seconds. After ``TPU_RECOMPILE_LIMIT`` programs for one line such a segment
+runs in parts: what differs by PyTorch's CPU kernels, as an op without a lowering would, and what is
+before and after it as programs of their own, which are the same each time or differ in sizes alone.
+It costs copies to the host and back, and no compile. See ``docs/adr/0028-recompile-limit.md``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+from tpu_core.compiler.host_parts import may_run_on_host
+from tpu_core.compiler.segment import Node, Segment
+from tpu_core.config import config
+from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
+
+Part = tuple[int, int, bool]
+"""First node, the node after the last, and whether CPU kernels run them."""
+
+_PART_SHARE = 2  # A line that ends a part may compile one part in so many of the limit.
+_IN_A_ROW = 8  # runs of a segment after which it is no longer one that differs,
+_OF_A_FORM = 16  # and of its form, in many sizes
+_RECURS = 32  # runs in all after which a segment is compiled, as are sizes (`promotion.RUNS`),
+_SHARE = 16  # if it is one of so many of those that its line ran in parts
+_ALLOWANCE = 4  # programs of a form that is the same all the time: two of sizes, two padded ones
+_MOST_SITES = 128
+_MOST_COMPARED = 8  # latest programs of a line
+_MOST_COUNTED = 1_024  # segments of a line
+_LEAST_OPS = 16  # that are a program of their own, if none of them is a product
+_COMBINE = "tpu.combine_words.default"
+PART = "part of a segment that varies"  # why such a segment ends, as pieces.cpp says it
+
+
+@dataclass(slots=True)
+class _Streak:
+    """Number of times that the same came in a row."""
+
+    what: str = ""
+    length: int = 0
+
+    def add(self, what: str) -> int:
+        self.length = self.length + 1 if what == self.what else 1
+        self.what = what
+        return self.length
+
+
+@dataclass(slots=True)
+class _Site:
+    """The programs of segments that end at one line.
+
+    Attributes:
+        programs: How many there were.
+        unread: The latest ones that are not among the following. Describing a training step takes
+            as long as recording it, and most lines never come to the limit.
+        ops: Of the latest ones, the form of each op: a hash of its arguments without sizes.
+        sizes: The same with sizes.
+        forms: Digests of their forms.
+        refused: Labels of ops that cannot run on padded arrays.
+        allowed: Programs that a form may yet have beyond the limit.
+        key, form: Of the segments that had no program.
+        counts: Runs of each of the latest of them.
+        runs: Of all of them.
+        warned: Whether the user knows.
+    """
+
+    programs: int = 0
+    unread: deque[Segment] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
+    ops: deque[array[int]] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
+    sizes: deque[array[int]] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
+    forms: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    allowed: dict[str, int] = field(default_factory=dict)
+    key: _Streak = field(default_factory=_Streak)
+    form: _Streak = field(default_factory=_Streak)
+    counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    runs: int = 0
+    warned: bool = False
+
+
+class RecompileLimit:
+    """Counts the programs of each line, and says where a segment is to be divided."""
+
+    def __init__(self) -> None:
+        self._sites: OrderedDict[tuple[bool, str, str], _Site] = OrderedDict()
+
+    def made(self, s: Segment) -> None:
+        """Count a program that was compiled, or loaded: another process comes to the same parts."""
+        site = self._site(s)
+        site.programs += 1
+        site.unread.append(s)
+
+    def refused(self, s: Segment, op: str) -> None:
+        """Take note of an op, by its label, that cannot run on padded arrays."""
+        self._site(s).refused.add(op)
+
+    def is_reached(self, s: Segment, form: str) -> bool:
+        """Return whether a segment's line has as many programs as it may have."""
+        limit = config().recompile_limit
+        site = self._sites.get(_key(s))
+        if not limit or site is None:
+            return False
+        if s.cut == PART:
+            limit = max(limit // _PART_SHARE, 1)
+        if site.programs < limit:
+            return False
+        _read(site)
+        return not site.allowed.get(form)
+
+    def recurs(self, s: Segment, form: str) -> bool:
+        """Count a segment that has no program beyond the limit; whether it is worth one.
+
+        One that comes all the time is a new phase of the program, and so is a form of ops that was
+        not there before and now comes all the time in many sizes.
+        """
+        site = self._site(s)
+        _read(site)
+        in_a_row, of_the_form = site.key.add(s.key), site.form.add(form)
+        count = site.counts.pop(s.key, 0) + 1
+        site.counts[s.key] = count
+        site.runs += 1
+        while len(site.counts) > _MOST_COUNTED:
+            site.counts.popitem(last=False)
+        if count >= _RECURS and count * _SHARE >= site.runs:
+            return True
+        if s.cut == PART:  # one segment may have many that are the same
+            return False
+        if of_the_form >= _OF_A_FORM and form not in site.forms:
+            site.allowed[form] = _ALLOWANCE
+            return True
+        return in_a_row >= _IN_A_ROW
+
+    def parts(self, s: Segment, by_sizes: bool = False) -> list[Part] | None:
+        """The parts to run a segment in, or None where none of them may run by CPU kernels.
+
+        Args:
+            s: The segment.
+            by_sizes: Whether an op differs that had other sizes, where no form of an op differs:
+                padded arrays do not serve them.
+        """
+        site = self._site(s)
+        nodes = s.nodes
+        if len(nodes) == 1:
+            return [(0, 1, True)] if may_run_on_host(nodes[0]) else None
+        differs = self._differing(s, site)
+        if by_sizes and not any(differs):
+            differs = self._resized(s, site)
+        on_host = [d and may_run_on_host(n) for d, n in zip(differs, nodes)]
+        if not any(on_host):
+            return None
+        # A few ops between them are no program of their own.
+        for i, j in _runs(on_host, False):
+            if (
+                j - i < _LEAST_OPS
+                and not any(differs[i:j])
+                and all(may_run_on_host(n) for n in nodes[i:j])
+            ):
+                on_host[i:j] = [True] * (j - i)
+        # How many words of checks there are differs with the ops: a small program of its own.
+        combines = [n.name == _COMBINE for n in nodes]
+        kinds = list(zip(on_host, differs, combines))
+        bounds = [i for i in range(len(nodes)) if i == 0 or kinds[i] != kinds[i - 1]]
+        return [(i, j, on_host[i]) for i, j in pairwise([*bounds, len(nodes)])]
+
+    def to_warn_of(self, s: Segment, parts: list[Part] | None) -> tuple[Node, int] | None:
+        """The op to warn of, and how many programs its line has; None for a line that had it.
+
+        Parts are no segments of the user's.
+        """
+        site = self._site(s)
+        if s.cut == PART or site.warned:
+            return None
+        site.warned = True
+        on_host = [n for i, j, is_host in parts or () if is_host for n in s.nodes[i:j]]
+        differing = [n for n, d in zip(s.nodes, self._differing(s, site)) if d]
+        with_line = (n for n in [*on_host, *differing] if n.line)
+        return next(with_line, s.nodes[-1]), site.programs
+
+    def _site(self, s: Segment) -> _Site:
+        key = _key(s)
+        site = self._sites.setdefault(key, _Site())
+        self._sites.move_to_end(key)
+        while len(self._sites) > _MOST_SITES:
+            self._sites.popitem(last=False)
+        return site
+
+    def _differing(self, s: Segment, site: _Site) -> list[bool]:
+        _read(site)
+        begin, end = _differing(_forms(s), list(site.ops))
+        refused = set(site.refused)
+        return [begin <= i < end or n.label in refused for i, n in enumerate(s.nodes)]
+
+    def _resized(self, s: Segment, site: _Site) -> list[bool]:
+        forms, sizes = _forms(s), _sizes(s)
+        others = [z for f, z in zip(list(site.ops), list(site.sizes)) if f == forms]
+        return [any(z[i] != n for z in others) for i, n in enumerate(sizes)]
+
+
+def _key(s: Segment) -> tuple[bool, str, str]:
+    # What combines the words of checks has no line.
+    last = next((n for n in reversed(s.nodes) if n.line), s.nodes[-1])
+    return s.cut == PART, last.line, last.name
+
+
+def _read(site: _Site) -> None:
+    while site.unread:
+        s = site.unread.popleft()
+        form = describe(s)[0]
+        site.ops.append(_forms(s))
+        site.sizes.append(_sizes(s))
+        site.forms.add(form)
+        if left := site.allowed.get(form):
+            site.allowed[form] = left - 1
+
+
+def _forms(s: Segment) -> array[int]:
+    return array(
+        "q", [hash(n.name if n.name == _COMBINE else (n.name, form_of_node(n))) for n in s.nodes]
+    )
+
+
+def _sizes(s: Segment) -> array[int]:
+    return array("q", [hash((n.name, sizes_of_node(n))) for n in s.nodes])
+
+
+def _differing(forms: array[int], others: Sequence[array[int]]) -> tuple[int, int]:
+    """The nodes between what begins as most others do and what ends so; (0, 0) for none."""
+    if not others:
+        return 0, 0
+    starts = sorted(_common(forms, other) for other in others)
+    ends = sorted(_common(forms[::-1], other[::-1]) for other in others)
+    begin, rest = starts[len(starts) // 4], ends[len(ends) // 4]
+    end = len(forms) - rest
+    if begin < end:
+        return begin, end
+    # Ops were left out, or are repeated: those around the place.
+    return (end, begin) if starts[0] < len(forms) and begin != len(forms) else (0, 0)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def _runs(values: Sequence[bool], kind: bool) -> Iterator[tuple[int, int]]:
+    """Begin and end of each run of a value."""
+    start = 0
+    for value, run in groupby(values):
+        length = len(list(run))
+        if value is kind:
+            yield start, start + length
+        start += length

@@ -1,0 +1,144 @@
+"""Programs whose ops differ in each step compile a bounded number of programs."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tpu_core import modes
+from tpu_core.compiler import recompile_limit
+from tpu_core.config import override
+from tpu_core.errors import RecompileLimitWarning
+from tpu_core.metrics import METRICS
+from tpu_core.runtime import initialize
+
+LIMIT = 4  # so that tests are short
+
+
+@pytest.fixture(autouse=True)
+def fused():
+    with modes.using("fused"), override(recompile_limit=LIMIT):
+        yield
+
+
+def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
+    before = METRICS.snapshot()
+    for i in steps:
+        step(i)
+    return int(METRICS.delta(before)["compiles"])
+
+
+def finish(x: torch.Tensor) -> torch.Tensor:
+    """The line at which the segments of several tests end."""
+    return F.softmax(x, dim=1).log().sum(0)
+
+
+def crops(seed: int) -> Callable[[int], None]:
+    """A crop of another size each time, resized and multiplied: its resizing cannot be padded."""
+    draw, weight = random.Random(seed), torch.randn(16, 3)
+
+    def step(size: int) -> None:
+        x = torch.randn(2, 1, 30, 30)
+        h, w = (size, size) if size else (draw.randrange(9, 29), draw.randrange(9, 29))
+
+        def of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            small = F.interpolate(x[..., :h, :w], size=(4, 4), mode="bilinear")
+            return finish(small.flatten(1) @ weight)
+
+        torch.testing.assert_close(of(x.to("tpu"), weight.to("tpu")).cpu(), of(x, weight))
+
+    return step
+
+
+@pytest.fixture(autouse=True)
+def no_sites() -> None:
+    """What the lines of one test have compiled is nothing to another."""
+    initialize().builder.limit = recompile_limit.RecompileLimit()
+
+
+def test_what_cannot_be_padded_runs_by_cpu_kernels():
+    step = crops(1)
+    with pytest.warns(RecompileLimitWarning) as caught:
+        compiles(step, [0] * (2 * LIMIT))
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert "aten.upsample_bilinear2d.default" in text and "TPU_RECOMPILE_LIMIT=0" in text
+    assert caught[0].filename == __file__
+    before = METRICS.snapshot()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiles(step, [0] * 10) == 0
+    assert METRICS.delta(before)["host_parts"] >= 7  # a few are those of programs
+    assert any("of" in (line or "") for line in METRICS.host_parts())
+    assert "by CPU kernels" in str(torch.tpu.compile_report())
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_a_size_that_stays_is_compiled_beyond_the_limit():
+    step = crops(2)
+    compiles(step, [0] * (2 * LIMIT))
+    assert compiles(step, [29] * recompile_limit._IN_A_ROW) == 1
+    before = METRICS.snapshot()
+    assert compiles(step, [29]) == 0
+    assert METRICS.delta(before)["host_parts"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_a_new_phase_of_many_sizes_is_padded():
+    crop, draw = crops(3), random.Random(3)
+    compiles(crop, [0] * (2 * LIMIT))
+
+    def step(_: int) -> None:
+        x = torch.randn(draw.randrange(9, 60), 5)
+        torch.testing.assert_close(finish(x.to("tpu").cumsum(0)).cpu(), finish(x.cumsum(0)))
+
+    compiles(step, range(recompile_limit._OF_A_FORM + 8))
+    before = METRICS.snapshot()
+    assert compiles(step, range(10)) <= 1
+    assert METRICS.delta(before)["host_parts"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+@pytest.mark.parametrize("settings", [{"recompile_limit": 0}, {"fallback": "error"}])
+def test_without_the_limit_each_step_is_compiled(settings):
+    step = crops(len(str(settings)))
+    with override(**settings):
+        assert compiles(step, [0] * (3 * LIMIT)) >= 2 * LIMIT
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_modes_of_the_user_are_not_those_of_the_kernels():
+    step, draw = crops(5), random.Random(5)
+
+    def pieces(x: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        rows = [x[torch.arange(n, device=x.device)] for n in counts]  # with words of checks
+        return torch.cat(rows).clamp(min=0.5).cumsum(0).sum(0)
+
+    compiles(step, [0] * (2 * LIMIT))
+    for _ in range(4 * LIMIT):
+        x, counts = torch.rand(9, 3), [draw.randrange(2, 8) for _ in range(draw.randrange(1, 6))]
+        with torch.device("tpu"), torch.inference_mode(), torch.autocast("cpu"):
+            got = pieces(x.to("tpu"), counts)
+        torch.testing.assert_close(got.cpu(), pieces(x, counts))
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_an_index_out_of_range_is_still_refused():
+    draw = random.Random(2)
+
+    def pieces(x: torch.Tensor, count: int, last: int) -> torch.Tensor:
+        rows = [x[torch.randint(9, (draw.randrange(2, 8),)).to(x.device)] for _ in range(count)]
+        rows.append(x[torch.tensor([last]).to(x.device)])
+        return (torch.cat(rows) @ torch.ones(4, 2, device=x.device)).sum(0)
+
+    x = torch.ones(9, 4, device="tpu")
+    for _ in range(4 * LIMIT):
+        pieces(x, draw.randrange(1, 6), 3).cpu()
+    with pytest.raises(IndexError):
+        pieces(x, 3, 11).cpu()
+    pieces(x, 3, 3).cpu()  # said once
