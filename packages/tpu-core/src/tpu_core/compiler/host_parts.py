@@ -43,7 +43,7 @@ class HostPart:
 
     Args:
         segment: The part.
-        device: Where its results go.
+        device: Device of its results.
         refuse: Called where a kernel refuses, as an index that is out of range.
     """
 

@@ -56,7 +56,7 @@ class _Site:
     """The programs of segments that end at one line.
 
     Attributes:
-        programs: How many there were.
+        programs: Number of them so far.
         unread: The latest ones that are not among the following. Describing a training step takes
             as long as recording it, and most lines never come to the limit.
         ops: Of the latest ones, the form of each op: a hash of its arguments without sizes.
