@@ -10,8 +10,8 @@ from typing import Any
 
 
 class Kind(IntEnum):
-    """Kinds of rows, by their index in ``kRowTypes`` of ``csrc/profiler_session.cpp``: the numbers
-    of Kineto's activity types differ between releases of torch.
+    """Kinds of rows, by their index in ``kRowTypes`` of ``csrc/execution/profiler_session.cpp``:
+    the numbers of Kineto's activity types differ between releases of torch.
     """
 
     PROGRAM = 0  # GPU_USER_ANNOTATION: shown, and not summed with the ops inside it
