@@ -21,11 +21,12 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = Path("src") / "tpu_core"
 CSRC = HERE / PACKAGE / "csrc"
 HEADER = CSRC / "precompiled.h"
-# Layers of the sources, the lowest first: those in parentheses are one translation unit. What each
-# op passes through is in one, where the compiler can inline it.
+# Layers of the sources, the lowest first: those in parentheses are one translation unit.
 UNITS = (
-    ("runtime", "values", "recorder"),
-    ("execution", "custom_ops", "collectives", "bindings"),
+    ("runtime", "values"),
+    ("recorder",),
+    ("execution",),
+    ("custom_ops", "collectives", "bindings"),
 )
 SEPARATE = os.environ.get("TPU_CORE_SEPARATE") == "1"
 BUILDS = [part for part in os.environ.get("TPU_CORE_BUILDS", "").split(",") if part]
@@ -69,7 +70,7 @@ def translation_units() -> list[str]:
 
     With ``TPU_CORE_SEPARATE=1`` each source is compiled by itself. pybind11 and PyTorch cost every
     translation unit 5 s beyond their precompiled header, mostly code that the linker drops again:
-    on two cores 45 units take four times as long as these two. Both ways must work, so
+    on two cores 40 units take three times as long as these four. Both ways must work, so
     `tests/test_csrc.py` looks for names that sources of a unit share.
     """
     if SEPARATE:
