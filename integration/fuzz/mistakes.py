@@ -8,6 +8,7 @@ that a program with a mistake is one that the cache, padding and tiers have met 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from random import Random
@@ -35,11 +36,12 @@ class Mistakes:
     def start(self) -> None:
         import torch._dynamo as dynamo
 
-        from tpu_core.recorder import checked
+        from tpu_core.config import reload
 
         warnings.simplefilter("ignore")
+        os.environ["TPU_CHECKS"] = "all"  # division is not checked by default
+        reload()
         torch.tpu.init()
-        checked.switch("all")  # division is not checked by default
         dynamo.config.cache_size_limit = 64
 
     def draw(self, rng: Random) -> Case:

@@ -145,8 +145,8 @@ class ProcessSharingError(TpuError):
 
     ```python
     queue = torch.multiprocessing.Queue()
-    queue.put(loss)         # a tensor on 'tpu': the reader's get() raises
-    queue.put(loss.cpu())   # or loss.item(), or loss.cpu().numpy()
+    queue.put(loss)  # a tensor on 'tpu': the reader's get() raises
+    queue.put(loss.cpu())  # or loss.item(), or loss.cpu().numpy()
     ```
 
     **How to fix it.** Send `tensor.cpu()`, a number, or a NumPy array, and move it in the reader
@@ -579,7 +579,7 @@ class UnreadErrorWarning(TpuWarning):
     for step in range(100):
         loss = train_step()
         if step % 10 == 0:
-            print(loss.item())   # raises what the steps before found
+            print(loss.item())  # raises what the steps before found
     # steps 91 to 99 were not looked at: the warning comes here
     ```
 
