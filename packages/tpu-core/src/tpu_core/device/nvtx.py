@@ -103,8 +103,8 @@ def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
         args, kwargs: For ``msg.format``.
 
     Example:
-        >>> with torch.tpu.nvtx.range("layer {}", i):
-        ...     x = layers[i](x)
+        >>> with torch.tpu.nvtx.range("layer {}", 7):
+        ...     x = layer(x)
     """
     range_push(msg.format(*args, **kwargs))
     try:
