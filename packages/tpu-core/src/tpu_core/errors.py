@@ -29,6 +29,12 @@ from tpu_core.errors_export import ExportError as ExportError
 from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors_kernels import KernelCompilationError as KernelCompilationError
 from tpu_core.errors_kernels import KernelRuleError as KernelRuleError
+from tpu_core.errors_performance import HostSyncWarning as HostSyncWarning
+from tpu_core.errors_performance import InputPipelineWarning as InputPipelineWarning
+from tpu_core.errors_processes import ForkedProcessError as ForkedProcessError
+from tpu_core.errors_processes import ProcessSharingError as ProcessSharingError
+from tpu_core.errors_recompilation import BackgroundCompileWarning as BackgroundCompileWarning
+from tpu_core.errors_recompilation import RecompilationError as RecompilationError
 from tpu_core.errors_recompilation import RecompileLimitWarning as RecompileLimitWarning
 
 
@@ -106,59 +112,6 @@ class DeviceSlotTakenWarning(TpuWarning):
 
     code = "TPU1003"
     remedy = DeviceSlotTakenError.remedy
-
-
-class ForkedProcessError(TpuError):
-    """The device is used in a process that was forked after the device had started.
-
-    **How it happens.** A PJRT client has threads, which do not exist in a forked child. A
-    `DataLoader` worker that makes `tpu` tensors, or `multiprocessing` with the start method
-    `fork`, runs into this. Workers that only touch CPU tensors are fine.
-
-    ```python
-    class Data(torch.utils.data.Dataset):
-        def __getitem__(self, i):
-            return torch.ones(2, device="tpu")  # raises ForkedProcessError in a worker
-    ```
-
-    **How to fix it.** Return CPU tensors from workers and move the batch in the main process with
-    `batch.to("tpu")`. Where the child needs the device, start it by spawn:
-    `torch.multiprocessing.set_start_method("spawn")`.
-    """
-
-    code = "TPU1004"
-    remedy = (
-        "Make CPU tensors in the worker and move them in the parent process, or start processes "
-        'with torch.multiprocessing.set_start_method("spawn").'
-    )
-
-
-class ProcessSharingError(TpuError):
-    """A tensor of the device was put on its way to another process.
-
-    **How it happens.** Memory of the device belongs to the process that made it. A tensor in a
-    `multiprocessing` queue or pipe, in the arguments of a process that is spawned, or in what a
-    `DataLoader` worker returns, cannot be read on the other side. Pipes, `SimpleQueue` and
-    `Process.start()` raise in the sender. `Queue.put()` only hands the object to a thread, which
-    pickles it later: the error is sent in its place, and `get()` raises it in the reader, or the
-    `DataLoader` in the loop over its batches.
-
-    ```python
-    queue = torch.multiprocessing.Queue()
-    queue.put(loss)  # a tensor on 'tpu': the reader's get() raises
-    queue.put(loss.cpu())  # or loss.item(), or loss.cpu().numpy()
-    ```
-
-    **How to fix it.** Send `tensor.cpu()`, a number, or a NumPy array, and move it in the reader
-    with `.to("tpu")`. Workers of a `DataLoader` return CPU tensors; move the batch in the main
-    process. Between the ranks of a job use `torch.distributed`.
-    """
-
-    code = "TPU1020"
-    remedy = (
-        'Send tensor.cpu() or a NumPy array and move it in the reader with .to("tpu"). Workers of '
-        "a DataLoader return CPU tensors; the main process moves the batch."
-    )
 
 
 class UnsupportedOpError(TpuError, NotImplementedError):
@@ -435,30 +388,6 @@ class CacheWarning(TpuWarning):
     remedy = "Set TPU_CACHE_DIR to a folder of your own, or TPU_CACHE=off."
 
 
-class RecompilationError(TpuError):
-    """A program was compiled inside `torch.tpu.no_recompile()`.
-
-    **How it happens.** The block promises that everything in it has been compiled before; a new
-    shape, dtype or Python constant broke that. The message says which op or argument is new, and
-    against what.
-
-    ```python
-    with torch.tpu.no_recompile():
-        for batch in loader:  # the last batch is shorter
-            step(batch)
-    ```
-
-    **How to fix it.** Keep shapes constant (`DataLoader(drop_last=True)`, padding), pass numbers
-    that change as tensors, and warm up with each shape before the block.
-    `torch.tpu.compile_report()` lists every compile with its reason.
-    """
-
-    code = "TPU1014"
-    # What could not be compiled stays recorded, and runs once that is allowed again.
-    is_interruption = True
-    remedy = "Keep the argument named above constant, or run it once before the block."
-
-
 class ConfigurationError(TpuError, ValueError):
     """A `TPU_*` environment variable or an override has a value that is not valid.
 
@@ -477,94 +406,6 @@ class ConfigurationError(TpuError, ValueError):
 
     code = "TPU1015"
     remedy = "Correct the value, or unset the variable to get the default."
-
-
-class HostSyncWarning(TpuWarning):
-    """A line of a loop reads from the device in nearly every step.
-
-    **How it happens.** `loss.item()`, `float(loss)`, `if loss > 1`, `print(loss)`, `.cpu()` and
-    `x[mask]` need a value now. The host waits until everything before is computed, and the device
-    then waits until the host has recorded the next step. The warning comes once a line, when the
-    line has read 20 times with no compile in between, each time leaving the device without work,
-    and more often than every third optimizer step, or, where no optimizer steps, than every fifth
-    program. A loss that is read every tenth step does not bring it, nor does the loss of the step
-    before while the next one runs.
-
-    ```console
-    train.py:31: HostSyncWarning: [TPU1016] This line reads from the device in nearly every step...
-    ```
-
-    **How to fix it.** Add up on the device and read every so many steps:
-
-    ```python
-    total += loss.detach()
-    if step % 50 == 49:
-        print(total.item() / 50)
-        total.zero_()
-    ```
-
-    `torch.where(mask, x, 0)` instead of `x[mask]` keeps the shape, so that nothing is read.
-    `TPU_PERFORMANCE_WARNINGS=0` silences this; `torch.tpu.compile_report()` lists all such lines.
-    """
-
-    code = "TPU1016"
-    remedy = (
-        "Add up on the device (total += loss.detach()) and read every so many steps. "
-        "TPU_PERFORMANCE_WARNINGS=0 silences this."
-    )
-
-
-class InputPipelineWarning(TpuWarning):
-    """The device waits for batches.
-
-    **How it happens.** Making a batch takes longer than the step before it runs on the device, so
-    that the device has nothing to do until the batch is there. It is measured over 20 batches of a
-    `DataLoader` in which nothing is compiled; the warning comes once, where the device waited at
-    least a fifth of the time and a millisecond a batch.
-
-    ```console
-    InputPipelineWarning: [TPU1017] The device waits for the DataLoader 62% of the time.
-      a batch: 31.4 ms waited of 50.6 ms, over 20 batches
-      num_workers: 0
-      at train.py:20 in train
-    ```
-
-    **How to fix it.** `num_workers=4` makes batches in other processes while the device runs,
-    `persistent_workers=True` keeps those over epochs, and `prefetch_factor` lets them run further
-    ahead. Where they cannot keep up, do less for each sample: decode and resize once and store the
-    result, read large files, collate arrays rather than Python objects.
-    `TPU_PERFORMANCE_WARNINGS=0` silences this.
-    """
-
-    code = "TPU1017"
-    remedy = (
-        "Make batches in more processes (DataLoader(num_workers=4, persistent_workers=True)), or "
-        "do less for each sample. TPU_PERFORMANCE_WARNINGS=0 silences this."
-    )
-
-
-class BackgroundCompileWarning(TpuWarning):
-    """A program could not be compiled in the background, and runs op by op.
-
-    **How it happens.** With `TPU_COMPILE=background` a process of its own compiles what already
-    runs op by op. That process was ended twice, most often by the system for want of memory. To
-    compile the same in the training process would put that one at risk, so the program stays as it
-    is: its results are right, and it is as slow as in strict mode.
-
-    ```console
-    BackgroundCompileWarning: [TPU1018] The process that compiled 1,840 ops ended twice.
-    ```
-
-    **How to fix it.** Look for the out-of-memory killer in the system's log. Programs are smaller
-    with a lower `TPU_SEGMENT_OPS`; fewer compile at once with `TPU_COMPILE_WORKERS=1`.
-    `TPU_COMPILE=blocking` compiles in the process itself.
-    """
-
-    code = "TPU1018"
-    remedy = (
-        "If memory is short, set TPU_SEGMENT_OPS lower. TPU_COMPILE=blocking compiles in the "
-        "training process."
-    )
 
 
 class UnreadErrorWarning(TpuWarning):

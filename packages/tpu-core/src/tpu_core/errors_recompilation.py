@@ -1,8 +1,8 @@
-"""The warning about a line whose ops are compiled again and again."""
+"""Errors of programs that are compiled again, without end, or in the background."""
 
 from __future__ import annotations
 
-from tpu_core.errors_base import TpuWarning
+from tpu_core.errors_base import TpuError, TpuWarning
 
 
 class RecompileLimitWarning(TpuWarning):
@@ -36,4 +36,52 @@ class RecompileLimitWarning(TpuWarning):
     remedy = (
         "Make the steps alike: pad to a few sizes and mask the rest (torch.where(mask, x, 0)). "
         "TPU_RECOMPILE_LIMIT=0 lifts the limit, TPU_PERFORMANCE_WARNINGS=0 silences this."
+    )
+
+
+class RecompilationError(TpuError):
+    """A program was compiled inside `torch.tpu.no_recompile()`.
+
+    **How it happens.** The block promises that everything in it has been compiled before; a new
+    shape, dtype or Python constant broke that. The message says which op or argument is new, and
+    against what.
+
+    ```python
+    with torch.tpu.no_recompile():
+        for batch in loader:  # the last batch is shorter
+            step(batch)
+    ```
+
+    **How to fix it.** Keep shapes constant (`DataLoader(drop_last=True)`, padding), pass numbers
+    that change as tensors, and warm up with each shape before the block.
+    `torch.tpu.compile_report()` lists every compile with its reason.
+    """
+
+    code = "TPU1014"
+    # What could not be compiled stays recorded, and runs once that is allowed again.
+    is_interruption = True
+    remedy = "Keep the argument named above constant, or run it once before the block."
+
+
+class BackgroundCompileWarning(TpuWarning):
+    """A program could not be compiled in the background, and runs op by op.
+
+    **How it happens.** With `TPU_COMPILE=background` a process of its own compiles what already
+    runs op by op. That process was ended twice, most often by the system for want of memory. To
+    compile the same in the training process would put that one at risk, so the program stays as it
+    is: its results are right, and it is as slow as in strict mode.
+
+    ```console
+    BackgroundCompileWarning: [TPU1018] The process that compiled 1,840 ops ended twice.
+    ```
+
+    **How to fix it.** Look for the out-of-memory killer in the system's log. Programs are smaller
+    with a lower `TPU_SEGMENT_OPS`; fewer compile at once with `TPU_COMPILE_WORKERS=1`.
+    `TPU_COMPILE=blocking` compiles in the process itself.
+    """
+
+    code = "TPU1018"
+    remedy = (
+        "If memory is short, set TPU_SEGMENT_OPS lower. TPU_COMPILE=blocking compiles in the "
+        "training process."
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from compile_counts import compiles
 
 from tpu_core import modes
 from tpu_core.compiler import recompile_limit
@@ -24,13 +25,6 @@ LIMIT = 4  # so that tests are short
 def fused():
     with modes.using("fused"), override(recompile_limit=LIMIT):
         yield
-
-
-def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
-    before = METRICS.snapshot()
-    for i in steps:
-        step(i)
-    return int(METRICS.delta(before)["compiles"])
 
 
 def finish(x: torch.Tensor) -> torch.Tensor:

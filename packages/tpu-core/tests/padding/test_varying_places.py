@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+from compile_counts import compiles
 
 from tpu_core import modes
-from tpu_core.metrics import METRICS
 
 
 @pytest.fixture(autouse=True)
 def fused():
     with modes.using("fused"):
         yield
-
-
-def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
-    before = METRICS.snapshot()
-    for i in steps:
-        step(i)
-    return int(METRICS.delta(before)["compiles"])
 
 
 def test_writes_of_random_lengths():
