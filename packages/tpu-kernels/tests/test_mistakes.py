@@ -269,6 +269,7 @@ def test_nan_in_a_gradient_under_debug_mode() -> None:
     op = make(jnp.sqrt)
     x = torch.zeros(2, device="tpu", requires_grad=True)
     torch.autograd.grad(op(x).sum(), x)
+    torch.tpu.synchronize()  # autograd's thread may hold the result: its op would be checked below
     backward = getattr(torch.ops.test_mistakes, f"{op.name.split('::')[1]}_backward")
     # Settings of a test do not reach autograd's thread.
     with (
