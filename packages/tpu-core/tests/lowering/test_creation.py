@@ -76,6 +76,12 @@ def test_ranges_of_tensors() -> None:
     compare(lambda: (torch.logspace(a, 2, 4), torch.logspace(0, b, 4, 2), torch.logspace(a, b, 3)))
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_integer_logspace_between_fractions(steps: int) -> None:
+    compare(lambda: torch.logspace(1.5, 4.7, steps, 3.0, dtype=torch.int64))
+    compare(lambda: torch.linspace(1.5, 4.7, steps, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("source", [torch.float32, torch.int64, torch.bool, torch.bfloat16])
 @pytest.mark.parametrize("target", [torch.float64, torch.uint8, torch.bfloat16, torch.bool])
 def test_copies_cast_and_broadcast(source: torch.dtype, target: torch.dtype) -> None:

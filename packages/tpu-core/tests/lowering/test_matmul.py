@@ -174,3 +174,16 @@ def test_operands_are_contracted_where_they_lie() -> None:
     jaxpr = jax.make_jaxpr(matmul.mm)(a, b)
     assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general"]
     assert jaxpr.out_avals[0].dtype == np.float32
+
+
+@pytest.mark.parametrize("beta", [0, 0.5])
+@pytest.mark.parametrize("name", ["addmm", "addmv", "addbmm", "baddbmm", "addr"])
+def test_infinite_factors_times_an_alpha_of_zero(name: str, beta: float) -> None:
+    """BLAS does not read them; the ops that are no call of BLAS make NaN."""
+    shapes = {"addmm": "mm", "addmv": "mv", "addbmm": "bb", "baddbmm": "bb", "addr": "vv"}[name]
+    sizes = {"m": (2, 2), "v": (2,), "b": (3, 2, 2)}
+    x = torch.ones(sizes["v" if name == "addmv" else "b" if name == "baddbmm" else "m"])
+    a, b = (torch.full(sizes[s], float("inf")) for s in shapes)
+    call = getattr(torch, name)
+    result = call(x.to("tpu"), a.to("tpu"), b.to("tpu"), alpha=0, beta=beta)
+    torch.testing.assert_close(result.cpu(), call(x, a, b, alpha=0, beta=beta), equal_nan=True)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compile_counts import compiles
 
 from tpu_core import modes
@@ -30,6 +31,16 @@ def test_writes_of_random_lengths():
 
     compiles(step, range(40))
     assert compiles(step, range(10)) <= 2
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_padding_of_a_varying_length_in_front_that_may_be_negative(width):
+    x = torch.arange(1.0, 2 * width + 1).view(2, width)
+    for before in (1, 3, -1, 2, 0, -2, 5, 1 - width):
+        for after in (2, 0):
+            expected = F.pad(x, (before, after), value=7.0)
+            padded = F.pad(x.to("tpu"), (before, after), value=7.0)
+            torch.testing.assert_close(padded.cpu(), expected, rtol=0, atol=0)
 
 
 def test_a_window_at_the_end_stays_there():

@@ -165,7 +165,8 @@ def logspace(
 ) -> Array:
     target = out[0].dtype
     integers = target.kind in "iu"
-    start, end = (cast(x, target) if integers else x for x in (start, end))
+    if integers and steps > 1:  # of one step, ATen raises the base to the start as it is given
+        start, end = cast(start, target), cast(end, target)
     dtype = np.dtype(np.float64) if integers else op_math(target)
     exponents = linspace(start, end, steps, out=(jax.ShapeDtypeStruct(out[0].shape, dtype),))
     powers = jnp.power(cast(base, dtype), exponents)

@@ -36,6 +36,11 @@ def contract(a: jax.Array, b: jax.Array, dims: Any, accumulate: Any = None) -> j
     )
 
 
+def _blas_scale_add(product: jax.Array, x: jax.Array, beta: Any, alpha: Any) -> jax.Array:
+    """`_scale_add` of a GEMM or GEMV: BLAS reads no factor where ``alpha`` is 0, NaN included."""
+    return _scale_add(jnp.zeros_like(product) if alpha == 0 else product, x, beta, alpha)
+
+
 def _scale_add(product: jax.Array, x: jax.Array, beta: Any, alpha: Any) -> jax.Array:
     """``beta * x + alpha * product``; a zero ``beta`` ignores ``x``, NaN included, as BLAS does."""
     if alpha != 1:
@@ -100,7 +105,7 @@ def bmm_dtype(a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
 
 @lowering("aten.addmm.default", static=("beta", "alpha"))
 def addmm(x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
-    result = _scale_add(contract(a, b, _MM), x, beta, alpha)
+    result = _blas_scale_add(contract(a, b, _MM), x, beta, alpha)
     return jnp.broadcast_to(result, (a.shape[0], b.shape[1]))
 
 
@@ -108,7 +113,7 @@ def addmm(x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) 
 def addmm_dtype(
     x: Any, a: jax.Array, b: jax.Array, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
 ) -> jax.Array:
-    return _scale_add(contract(a, b, _MM, to_numpy_dtype(out_dtype)), x, beta, alpha)
+    return _blas_scale_add(contract(a, b, _MM, to_numpy_dtype(out_dtype)), x, beta, alpha)
 
 
 @lowering("aten._addmm_activation.default", static=("beta", "alpha"))
@@ -116,7 +121,7 @@ def addmm_activation(
     x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> jax.Array:
     """GELU is the tanh approximation on CUDA and exact on the CPU (``Blas.cpp``); exact here."""
-    y = _scale_add(contract(a, b, _MM), x, beta, alpha)
+    y = _blas_scale_add(contract(a, b, _MM), x, beta, alpha)
     return jax.nn.gelu(y, approximate=False) if use_gelu else jnp.maximum(y, jnp.zeros((), y.dtype))
 
 
@@ -135,12 +140,12 @@ def baddbmm_dtype(
 @lowering("aten.addbmm.default", static=("beta", "alpha"))
 def addbmm(x: Any, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
     """The sum over the batch is one more contracted dim."""
-    return _scale_add(contract(a, b, (((0, 2), (0, 1)), ((), ()))), x, beta, alpha)
+    return _blas_scale_add(contract(a, b, (((0, 2), (0, 1)), ((), ()))), x, beta, alpha)
 
 
 @lowering("aten.addmv.default", static=("beta", "alpha"))
 def addmv(x: Any, a: jax.Array, v: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
-    return _scale_add(contract(a, v, _MM), x, beta, alpha)
+    return _blas_scale_add(contract(a, v, _MM), x, beta, alpha)
 
 
 @lowering("aten.addr.default", static=("beta", "alpha"))

@@ -200,6 +200,8 @@ def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[
         if any(a[2] != interior for a in amounts):
             raise NotPaddableError("padding between elements that depends on a size")
         if any(a[0] != low for a in amounts):
+            if interior:
+                raise NotPaddableError("padding between elements, and in front by a size")
             x = _pad_by_size(context, x, value, axis, context.size([a[0] for a in amounts]))
             low = 0
         if all(a == (0, 0, 0) for a in amounts):
@@ -216,16 +218,20 @@ def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[
 
 
 def _pad_by_size(context: Context, x: Padded, value: Padded, axis: int, low: Size) -> Padded:
-    """Padding in front whose length follows a size."""
+    """Padding in front whose length follows a size; a negative length removes elements there."""
     x = context.space.as_prefix(x, axis)
     array = context.space.mask(x, [axis], value.array)
+    length = array.shape[axis]
     shape = list(array.shape)
-    shape[axis] += context.space.padded(low)
+    # Room in front for the elements that a negative length removes.
+    shape[axis] += length + max(context.space.padded(low), 0)
     starts = [np.int32(0)] * len(shape)
-    starts[axis] = jnp.asarray(context.space.actual(low), np.int32)  # type: ignore[call-overload]
+    start = jnp.asarray(context.space.actual(low), np.int32) + np.int32(length)
+    starts[axis] = start  # type: ignore[call-overload]
     array = lax.dynamic_update_slice(jnp.full(shape, value.array), array, starts)
+    array = lax.slice_in_dim(array, length, shape[axis], axis=axis)
     # What follows it is the padding value, so that its length does not matter.
-    return Padded(array, replaced(x.dims, axis, (static(shape[axis]),)))
+    return Padded(array, replaced(x.dims, axis, (static(array.shape[axis]),)))
 
 
 @rule("split")

@@ -18,7 +18,16 @@ from tpu_core.lowering.registry import Lowering
 from tpu_core.lowering.views import Access
 from tpu_core.pjrt import jax_settings
 from tpu_core.pjrt.jax_settings import JaxSettings
-from tpu_core.recorder import checked, compute, data_dependent, decompose, fallback, plan, trial
+from tpu_core.recorder import (
+    checked,
+    compute,
+    data_dependent,
+    decompose,
+    fallback,
+    overlapping_lists,
+    plan,
+    trial,
+)
 from tpu_core.recorder.dynamic_arguments import sizes_of
 from tpu_core.recorder.error_parity import Refused
 from tpu_core.recorder.functional_variants import (
@@ -142,6 +151,8 @@ def new_signature(
         result, twins = None, [tree_map(MetaTensors(), a) for a in args]
         if is_out_variant(op):
             _resize_twins(op, args, twins)
+    if overlapping_lists.items_depend(op, args):
+        return PYTHON, overlapping_lists.call_each, (), (), ()
     if is_out_variant(op) and (resize := _resize(op, args, twins)) is not None:
         return RESIZE, resize, (), (), ()
 
