@@ -12,12 +12,12 @@ from tpu_core import config as module
 from tpu_core.config import (
     Config,
     config,
-    config_page,
     from_environment,
-    misspelt_variables,
     override,
     settings,
 )
+from tpu_core.config_page import config_page
+from tpu_core.config_spelling import misspelt_variables
 from tpu_core.errors import ConfigurationError, TpuError
 
 

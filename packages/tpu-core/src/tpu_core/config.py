@@ -1,7 +1,7 @@
 """Configuration: one frozen dataclass, read once from the ``TPU_*`` environment variables.
 
 Everything reads `config()`; `override` changes fields for a block of code. The docs table
-(`config_page`) and ``tpu doctor`` are made from the same fields.
+(``config_page.py``) and ``tpu doctor`` are made from the same fields.
 """
 
 from __future__ import annotations
@@ -459,61 +459,3 @@ def override(**changes: Any) -> Iterator[Config]:
         _overridden.reset(token)
         if limits:
             _count_limit(-1)
-
-
-# Read by libtpu, JAX or a TPU VM's own tools; not ours, and not typos of ours.
-_LIBTPU_VARIABLES = frozenset(
-    f"TPU_{name}"
-    for name in (
-        "ACCELERATOR_TYPE CHIPS_PER_HOST_BOUNDS CHIPS_PER_PROCESS_BOUNDS HOST_BOUNDS HOST_ID "
-        "INIT_ARGS LIBRARY_PATH LOAD_LIBRARY LOG_DIR MAX_LOG_SIZE_MB MEGACORE MIN_LOG_LEVEL "
-        "ML_PLATFORM ML_PLATFORM_VERSION NAME PREMAPPED_BUFFER_SIZE "
-        "PREMAPPED_BUFFER_TRANSFER_THRESHOLD_BYTES PROCESS_ADDRESSES PROCESS_BOUNDS PROCESS_PORT "
-        "RUNTIME_METRICS_PORTS SKIP_MDS_QUERY STDERR_LOG_LEVEL TASK_ID TOPOLOGY TOPOLOGY_ALT "
-        "TOPOLOGY_WRAP VISIBLE_CHIPS VMODULE WORKER_HOSTNAMES WORKER_ID ZONE"
-    ).split()
-)
-
-
-def misspelt_variables(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """``TPU_*`` variables that nothing reads and that look like one of ours, each with that one.
-
-    Example:
-        >>> misspelt_variables({"TPU_FALBACK": "error"})
-        [('TPU_FALBACK', 'TPU_FALLBACK')]
-    """
-    import difflib  # for the doctor alone
-
-    ours = [spec.env for spec in settings()]
-    found = []
-    for name in sorted(environ):
-        upper = name.upper()
-        if not upper.startswith("TPU") or name in ours or name in _LIBTPU_VARIABLES:
-            continue
-        if close := difflib.get_close_matches(upper, ours, n=1, cutoff=0.8):
-            found.append((name, close[0]))
-    return found
-
-
-def config_page() -> str:
-    """Markdown of ``docs/reference/configuration.md``, generated from the fields of `Config`."""
-    out = [
-        "# Configuration",
-        "",
-        "Settings are environment variables, read and checked at first use of the device. In a",
-        'program, `tpu_core.config.override(fallback="error")` changes them for a block, under the',
-        "names in the last column. This page is generated from `tpu_core.config`.",
-        "",
-        "| Variable | Values | Default | Meaning | Field |",
-        "|---|---|---|---|---|",
-    ]
-    for spec in settings():
-        row = (f"`{spec.env}`", spec.kind.valid, spec.shown, spec.doc, f"`{spec.name}`")
-        out.append("| " + " | ".join(row) + " |")
-    out += [
-        "",
-        "Sizes are in binary units: `1K` is 1,024 bytes. An empty variable counts as unset. A",
-        "value that is not valid raises `ConfigurationError`, which lists what is. Variables that",
-        "libtpu itself reads (`TPU_LIBRARY_PATH`, `TPU_VISIBLE_CHIPS`, ...) keep their meaning.",
-    ]
-    return "\n".join(out) + "\n"
