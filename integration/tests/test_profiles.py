@@ -33,12 +33,27 @@ class Training:
         return loss.item()
 
 
-def profiled(training: Training) -> profile:
+def profiled(training: Training, folder: Path) -> tuple[profile, list[dict[str, Any]]]:
+    """A step whose programs the operating system did not interrupt, or the last of ten.
+
+    Returns:
+        The profile, and the events of its trace.
+    """
     for _ in range(3):
         training.step()
-    with profile(activities=BOTH) as taken:
-        training.step()
-    return taken
+    for _ in range(10):
+        with profile(activities=BOTH) as taken:
+            training.step()
+        taken.export_chrome_trace(str(folder / "trace.json"))
+        events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+        ops = [e for e in events if e.get("cat") == "kernel"]
+        if covered(ops) > 0.9 * covered(ops + programs_of(events)):
+            break
+    return taken, events
+
+
+def programs_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [e for e in events if e.get("cat") == "gpu_user_annotation"]
 
 
 def covered(rows: list[dict[str, Any]]) -> float:
@@ -50,14 +65,11 @@ def covered(rows: list[dict[str, Any]]) -> float:
     return total
 
 
-def assert_covered_and_named(taken: profile, folder: Path) -> None:
-    taken.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+def assert_covered_and_named(events: list[dict[str, Any]]) -> None:
     ops = [e for e in events if e.get("cat") == "kernel"]
-    programs = [e for e in events if e.get("cat") == "gpu_user_annotation"]
-    device_time = covered(ops + programs)
+    device_time = covered(ops + programs_of(events))
     named = [e for e in ops if ".py:" in e["name"] and e["args"]["op"].startswith("aten::")]
-    assert covered(ops) > 0.9 * device_time  # a busy machine interrupts programs
+    assert covered(ops) > 0.9 * device_time
     assert covered(named) > 0.95 * covered(ops)
     # Arrows lead from rows of the host to those of the device.
     shown = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_user_annotation")]
@@ -80,8 +92,8 @@ def counts(taken: profile) -> dict[str, int]:
 
 
 def test_device_rows_of_a_training_step(tmp_path: Path) -> None:
-    taken = profiled(Training("tpu"))
-    assert_covered_and_named(taken, tmp_path)
+    taken, events = profiled(Training("tpu"), tmp_path)
+    assert_covered_and_named(events)
     on_cpu = Training("cpu")
     with profile(activities=[ProfilerActivity.CPU]) as expected:
         on_cpu.step()
@@ -94,7 +106,7 @@ def test_device_rows_of_a_training_step(tmp_path: Path) -> None:
 
 
 def test_device_rows_of_a_compiled_training_step(tmp_path: Path) -> None:
-    taken = profiled(Training("tpu", compiled=True))
-    assert_covered_and_named(taken, tmp_path)
+    taken, events = profiled(Training("tpu", compiled=True), tmp_path)
+    assert_covered_and_named(events)
     keys = {a.key.split(" ")[0] for a in taken.key_averages() if "gpt.py:" in a.key}
     assert {"aten::addmm", "aten::mm", "aten::gelu"} <= keys

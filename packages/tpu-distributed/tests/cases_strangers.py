@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -23,11 +25,31 @@ GROUPS = int(os.environ["GROUPS"])
 
 
 class LateConnections(Connections):
-    """Leaves the ports of both ranks, of the agreement and of the ring, open for a while."""
+    """Leaves the ports of both ranks, of the agreement and of the ring, open for a while.
 
-    def _reach(self, *what: Any) -> socket.socket:
+    The first pair stays open until each rank has dropped a connection.
+    """
+
+    _drop = threading.Event()
+    _is_first = True
+
+    def _reach(self, store: Any, *what: Any) -> socket.socket:
         time.sleep(0.4)
-        return super()._reach(*what)
+        if LateConnections._is_first:
+            LateConnections._is_first = False
+            assert self._drop.wait(50)
+            store.set(f"drop/{RANK}", "")
+            store.wait([f"drop/{rank}" for rank in range(SIZE)], timedelta(seconds=50))
+        return super()._reach(store, *what)
+
+    @classmethod
+    def note(cls, record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith("Dropped a connection"):
+            cls._drop.set()
+        return True
+
+
+logging.getLogger("tpu_distributed").addFilter(LateConnections.note)
 
 
 @mock.patch.object(rendezvous, "Connections", LateConnections)
