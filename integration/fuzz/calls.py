@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from . import calls_compositions, calls_excluded, calls_opinfo, calls_schema
-from .calls_judge import errors_differ, left_over, results_differ
+from .calls_judge import error_of_the_read, errors_differ, left_over, results_differ
 from .calls_worlds import AFTER, Call, World, name_of
 from .cases import Case, Failure
 from .minimise import without_parts
@@ -124,7 +124,7 @@ class Calls:
                 want = cpu.call(call)
                 print(f"call {i} on the device", flush=True)
                 got = device.call(call)
-                failure = errors_differ(call, want, got)
+                failure = errors_differ(call, want, got) or error_of_the_read(call, want, got)
                 if failure:
                     return failure
                 if data["reads"] == "each":

@@ -79,6 +79,23 @@ def _has_no_shape(result: object) -> bool:
     return any(n < 0 for t in tensors for n in t.shape)
 
 
+def error_of_the_read(call: Call, want: Outcome, got: Outcome) -> Failure | None:
+    """A call that the CPU refuses by its values: on the device the next read raises, of that type.
+
+    It is read at once, so that no later call meets it.
+    """
+    if want.error is None or got.error is not None:
+        return None
+    try:
+        torch.tpu.synchronize()
+    except Exception as error:
+        got.error = error
+        if not isinstance(error, type(want.error)) and not excused_on_device(error):
+            w, g = (f"{type(e).__name__}: {e}" for e in (want.error, error))
+            return Failure("error type", name_of(call), f"cpu {w}\ndevice, at the read, {g}")
+    return None
+
+
 def left_over(key: str) -> Failure | None:
     """An error of a call whose results were not read: it must not meet the next case."""
     try:

@@ -203,8 +203,9 @@ def test_the_page_in_a_browser(metrics, tmp_path):
     assert ["hidden" in page.attributes[f"program-{i}"] for i in (1, 2, 3)] == [True, False, True]
 
 
-def test_host_time_tiers_and_axis(metrics, tmp_path):
-    from tpu_core.report.page import ticks
+def test_host_time_tiers_and_axis(metrics, monkeypatch, tmp_path):
+    from tpu_core.report import page as module
+    from tpu_core.report.page import Tick, ticks
 
     counts = dict.fromkeys(("host_ops", "promotions", "demotions", "ops"), 0)
     runs = {"abc": (0, 0.0)}
@@ -236,6 +237,9 @@ def test_host_time_tiers_and_axis(metrics, tmp_path):
     assert "starting programs 250.0 ms 25%" in host
     assert "CPU kernels 300 75% run at once programs 100 25% 2 segments went" in page.texts["tiers"]
     assert page.texts["found"] == "1 of 3 programs: program-3,program-1,program-2"
+    # The last mark of the axis is at its end, or shortly before.
+    marks = [Tick(0.0, "0"), Tick(0.9, "90 min"), Tick(1.0, "100 min")]
+    monkeypatch.setattr(module, "ticks", lambda span: marks)
     # A frame, as Chromium's windows are wider than a phone.
     frame = f'<iframe width=380 srcdoc="{html.escape(metrics.report().to_html())}"></iframe>'
     phone = in_browser(
@@ -244,11 +248,12 @@ def test_host_time_tiers_and_axis(metrics, tmp_path):
         """
         onload = () => {
             const inside = document.querySelector("iframe").contentDocument.documentElement;
-            document.body.innerHTML = `<p id=width>${inside.scrollWidth}</p>`;
+            const beyond = inside.scrollWidth - inside.clientWidth;
+            document.body.innerHTML = `<p id=beyond>${beyond}</p>`;
         };
         """,
     )
-    assert int(phone.texts["width"]) <= 380  # nothing sticks out
+    assert int(phone.texts["beyond"]) == 0
     for span in (0.0012, 0.4, 1.0, 7.5, 59.0, 600.0, 90_000.0):
         marks = ticks(span)
         assert 2 <= len(marks) <= 6 and marks[0].text == "0", marks
