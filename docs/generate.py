@@ -108,9 +108,9 @@ def _database() -> list[str]:
 
 def pages() -> dict[str, str]:
     """Content of each generated page by file name."""
-    from tpu_core.config_page import config_page
+    from tpu_core.config.page import config_page
     from tpu_core.conformance import contract_page
-    from tpu_core.errors_page import errors_page
+    from tpu_core.errors.page import errors_page
     from tpu_core.extend._page import extend_page
     from tpu_core.pjrt.known_faults import faults_page
     from tpu_kernels.ops.page import kernels_page

@@ -16,8 +16,8 @@ from tpu_core.config import (
     override,
     settings,
 )
-from tpu_core.config_page import config_page
-from tpu_core.config_spelling import misspelt_variables
+from tpu_core.config.page import config_page
+from tpu_core.config.spelling import misspelt_variables
 from tpu_core.errors import ConfigurationError, TpuError
 
 

@@ -22,7 +22,7 @@ from tpu_core.errors import (
     TpuNotAvailableError,
     format_bytes,
 )
-from tpu_core.errors_page import error_classes, errors_page
+from tpu_core.errors.page import error_classes, errors_page
 from tpu_core.xla_status import map_xla_error
 
 ERRORS = [c for c in error_classes() if issubclass(c, TpuError)]

@@ -17,7 +17,7 @@ from tpu_core import _C
 from tpu_core import config as configuration
 from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError
-from tpu_core.errors_base import format_bytes
+from tpu_core.errors.base import format_bytes
 
 _LARGEST = 3  # tensors that an error names
 

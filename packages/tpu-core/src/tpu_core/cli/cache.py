@@ -15,7 +15,7 @@ from rich.text import Text
 from tpu_core.cache import ExecutableStore
 from tpu_core.cli.warm import warm
 from tpu_core.config import config
-from tpu_core.config_kinds import parse_size
+from tpu_core.config.kinds import parse_size
 from tpu_core.errors import format_bytes
 
 app = typer.Typer(no_args_is_help=True, help="List, check, empty and fill the executable cache.")

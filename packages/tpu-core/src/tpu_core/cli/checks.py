@@ -20,7 +20,7 @@ from tpu_core.cli.check import Check as Check
 from tpu_core.cli.check import Status as Status
 from tpu_core.cli.fault_checks import check_known_faults
 from tpu_core.config import config, settings
-from tpu_core.config_spelling import misspelt_variables
+from tpu_core.config.spelling import misspelt_variables
 from tpu_core.errors import ConfigurationError, TpuNotAvailableError
 from tpu_core.versions import asked
 from tpu_core.versions import installed as installed

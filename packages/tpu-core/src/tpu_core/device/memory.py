@@ -140,7 +140,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
         >>> print(torch.tpu.memory_summary())
     """
     from tpu_core import live_memory, memory_history
-    from tpu_core.errors_base import format_bytes
+    from tpu_core.errors.base import format_bytes
     from tpu_core.report import Table, peak_table, short
 
     place = _device(device)

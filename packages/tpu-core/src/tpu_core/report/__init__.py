@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_core.errors_base import format_bytes
+from tpu_core.errors.base import format_bytes
 from tpu_core.report.facts import Facts, collect, timed
 from tpu_core.report.tables import Table
 

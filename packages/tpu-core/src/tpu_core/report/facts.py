@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpu_core import memory_history
-from tpu_core.errors_base import format_bytes
+from tpu_core.errors.base import format_bytes
 from tpu_core.metrics import CompileEvent, Fallback, KernelChoice, Runs
 
 if TYPE_CHECKING:

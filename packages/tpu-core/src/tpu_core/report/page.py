@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tpu_core._version import __version__
-from tpu_core.errors_base import format_bytes
+from tpu_core.errors.base import format_bytes
 from tpu_core.report.facts import FIRST_USE, Facts, ProgramFacts
 from tpu_core.report.html import template
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tpu_core.errors_base import TpuError, TpuWarning
+from tpu_core.errors.base import TpuError, TpuWarning
 
 
 class ProcessGroupError(TpuError):

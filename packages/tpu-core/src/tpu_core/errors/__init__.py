@@ -1,7 +1,7 @@
 """Typed errors with stable codes. The docstring of each class is its section of the docs page.
 
 A message says what happened, the values involved, the user's line where one is known, what to do
-next, and where the docs page is. `tpu_core.errors_page` writes ``docs/reference/errors.md`` from
+next, and where the docs page is. `tpu_core.errors.page` writes ``docs/reference/errors.md`` from
 the classes; `tpu_core.xla_status.map_xla_error` turns XLA's status text into these classes.
 """
 
@@ -11,31 +11,31 @@ from collections.abc import Mapping
 
 import torch
 
-from tpu_core.errors_aot import DataDependentError as DataDependentError
-from tpu_core.errors_aot import LibtpuMissingError as LibtpuMissingError
-from tpu_core.errors_aot import MeshError as MeshError
-from tpu_core.errors_aot import TopologyCompilationError as TopologyCompilationError
-from tpu_core.errors_aot import UnknownTopologyError as UnknownTopologyError
-from tpu_core.errors_base import Documented as Documented
-from tpu_core.errors_base import TpuError as TpuError
-from tpu_core.errors_base import TpuWarning as TpuWarning
-from tpu_core.errors_base import format_bytes as format_bytes
-from tpu_core.errors_distributed import CollectiveMismatchError as CollectiveMismatchError
-from tpu_core.errors_distributed import CollectiveTimeoutError as CollectiveTimeoutError
-from tpu_core.errors_distributed import PeerLostError as PeerLostError
-from tpu_core.errors_distributed import ProcessGroupError as ProcessGroupError
-from tpu_core.errors_distributed import SpmdMismatchWarning as SpmdMismatchWarning
-from tpu_core.errors_export import ExportError as ExportError
-from tpu_core.errors_kernels import JaxFunctionError as JaxFunctionError
-from tpu_core.errors_kernels import KernelCompilationError as KernelCompilationError
-from tpu_core.errors_kernels import KernelRuleError as KernelRuleError
-from tpu_core.errors_performance import HostSyncWarning as HostSyncWarning
-from tpu_core.errors_performance import InputPipelineWarning as InputPipelineWarning
-from tpu_core.errors_processes import ForkedProcessError as ForkedProcessError
-from tpu_core.errors_processes import ProcessSharingError as ProcessSharingError
-from tpu_core.errors_recompilation import BackgroundCompileWarning as BackgroundCompileWarning
-from tpu_core.errors_recompilation import RecompilationError as RecompilationError
-from tpu_core.errors_recompilation import RecompileLimitWarning as RecompileLimitWarning
+from tpu_core.errors.aot import DataDependentError as DataDependentError
+from tpu_core.errors.aot import LibtpuMissingError as LibtpuMissingError
+from tpu_core.errors.aot import MeshError as MeshError
+from tpu_core.errors.aot import TopologyCompilationError as TopologyCompilationError
+from tpu_core.errors.aot import UnknownTopologyError as UnknownTopologyError
+from tpu_core.errors.base import Documented as Documented
+from tpu_core.errors.base import TpuError as TpuError
+from tpu_core.errors.base import TpuWarning as TpuWarning
+from tpu_core.errors.base import format_bytes as format_bytes
+from tpu_core.errors.distributed import CollectiveMismatchError as CollectiveMismatchError
+from tpu_core.errors.distributed import CollectiveTimeoutError as CollectiveTimeoutError
+from tpu_core.errors.distributed import PeerLostError as PeerLostError
+from tpu_core.errors.distributed import ProcessGroupError as ProcessGroupError
+from tpu_core.errors.distributed import SpmdMismatchWarning as SpmdMismatchWarning
+from tpu_core.errors.export import ExportError as ExportError
+from tpu_core.errors.kernels import JaxFunctionError as JaxFunctionError
+from tpu_core.errors.kernels import KernelCompilationError as KernelCompilationError
+from tpu_core.errors.kernels import KernelRuleError as KernelRuleError
+from tpu_core.errors.performance import HostSyncWarning as HostSyncWarning
+from tpu_core.errors.performance import InputPipelineWarning as InputPipelineWarning
+from tpu_core.errors.processes import ForkedProcessError as ForkedProcessError
+from tpu_core.errors.processes import ProcessSharingError as ProcessSharingError
+from tpu_core.errors.recompilation import BackgroundCompileWarning as BackgroundCompileWarning
+from tpu_core.errors.recompilation import RecompilationError as RecompilationError
+from tpu_core.errors.recompilation import RecompileLimitWarning as RecompileLimitWarning
 
 
 class TpuNotAvailableError(TpuError):

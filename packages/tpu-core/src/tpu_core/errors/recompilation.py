@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpu_core.errors_base import TpuError, TpuWarning
+from tpu_core.errors.base import TpuError, TpuWarning
 
 
 class RecompileLimitWarning(TpuWarning):

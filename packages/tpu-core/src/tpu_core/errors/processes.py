@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpu_core.errors_base import TpuError
+from tpu_core.errors.base import TpuError
 
 
 class ForkedProcessError(TpuError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from tpu_core import errors
-from tpu_core.errors_base import Documented
+from tpu_core.errors.base import Documented
 
 
 def error_classes() -> list[type[Documented]]:

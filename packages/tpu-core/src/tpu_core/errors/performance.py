@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpu_core.errors_base import TpuWarning
+from tpu_core.errors.base import TpuWarning
 
 
 class HostSyncWarning(TpuWarning):

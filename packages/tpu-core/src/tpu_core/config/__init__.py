@@ -1,7 +1,7 @@
 """Configuration: one frozen dataclass, read once from the ``TPU_*`` environment variables.
 
 Everything reads `config()`; `override` changes fields for a block of code. The docs table
-(``config_page.py``) and ``tpu doctor`` are made from the same fields.
+(``config/page.py``) and ``tpu doctor`` are made from the same fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_core.config_kinds import (
+from tpu_core.config.kinds import (
     BOOL,
     BYTES,
     FOLDER,
