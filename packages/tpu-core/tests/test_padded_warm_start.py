@@ -51,7 +51,7 @@ def test_a_second_process_compiles_and_traces_nothing(tmp_path):
     assert 0 < outlines < 10
 
 
-def test_outlines_are_read_as_they_were_written():
+def test_signatures_are_read_as_they_were_written():
     numbers = (1, 1.0, -0.0, 0.1, math.inf, 2**40)
     kinds = ("int", *["float32"] * 4, "int")
     written = [
@@ -66,6 +66,11 @@ def test_outlines_are_read_as_they_were_written():
     assert math.isnan(read[2][0])
 
 
-def test_what_is_no_outline_is_traced_again():
-    for payload in (b"", b"[]", b'{"outlines": [], "nodes": [0]}', b'{"outlines": 3, "nodes": []}'):
+def test_other_text_is_traced_again():
+    for payload in (
+        b"",
+        b"[]",
+        b'{"signatures": [], "nodes": [0]}',
+        b'{"signatures": 3, "nodes": []}',
+    ):
         assert segment_signature._decode(payload) is None

@@ -55,7 +55,7 @@ class PaddedPrograms:
     ) -> None:
         self._builder = builder
         self._client = client
-        self._outlines = SegmentSignatures(store, builder.key)
+        self._signatures = SegmentSignatures(store, builder.key)
         self._families: OrderedDict[str, BucketedProgram] = OrderedDict()
         self._described: tuple[Segment, str, list[int], int] | None = None
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
@@ -77,9 +77,9 @@ class PaddedPrograms:
 
     def _add(self, s: Segment, program: Program) -> None:
         form, integers, tensors = self._describe(s)
-        family = self._families.setdefault(form, BucketedProgram(self._outlines, tensors))
+        family = self._families.setdefault(form, BucketedProgram(self._signatures, tensors))
         self._families.move_to_end(form)
-        if family.recurring.own(s.key):
+        if family.promotion.own(s.key):
             return
         family.add(Recording(s, integers, program))
         while len(self._families) > _MOST_FAMILIES:
@@ -92,7 +92,7 @@ class PaddedPrograms:
     def recurs(self, s: Segment) -> bool:
         """Return whether a segment's sizes recur, so that they have a program of their own."""
         family = self._families.get(self._describe(s)[0])
-        return family is not None and family.recurring.own(s.key) is not None
+        return family is not None and family.promotion.own(s.key) is not None
 
     def problem(self, s: Segment) -> str | None:
         """Reason that padded arrays do not serve a segment, where that is known."""
@@ -107,7 +107,7 @@ class PaddedPrograms:
             return why
         if family.problem:
             why = Reason(f"{why.text}; not on padded arrays: {family.problem}", why.line)
-        return family.recurring.own(s.key) or why
+        return family.promotion.own(s.key) or why
 
     def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
@@ -122,8 +122,8 @@ class PaddedPrograms:
         if not self._families and not has_graphs(s):
             return None
         form, integers, tensors = self._describe(s)
-        family = self._families.get(form) or self._told(form, s, tensors)
-        if family is None or family.refusal or family.recurring.own(s.key):
+        family = self._families.get(form) or self._synthetic(form, s, tensors)
+        if family is None or family.refusal or family.promotion.own(s.key):
             return None
         # The programs for few sizes are few; those for many have many combinations of buckets.
         compiles = compiles or (bool(family.programs) and family.has_few_sizes())
@@ -143,14 +143,14 @@ class PaddedPrograms:
             )
         return None
 
-    def _told(self, form: str, s: Segment, tensors: int) -> BucketedProgram | None:
+    def _synthetic(self, form: str, s: Segment, tensors: int) -> BucketedProgram | None:
         """A family of one segment, where the graphs in it say which of its sizes vary."""
-        told = synthesize(s)
-        if told is None:
+        synthetic = synthesize(s)
+        if synthetic is None:
             return None
-        recordings = [Recording(x, describe(x)[1], None) for x in told.segments]
-        family = self._families[form] = BucketedProgram.told(
-            told, recordings, self._outlines, tensors
+        recordings = [Recording(x, describe(x)[1], None) for x in synthetic.segments]
+        family = self._families[form] = BucketedProgram.from_synthetic(
+            synthetic, recordings, self._signatures, tensors
         )
         return family
 
@@ -175,7 +175,7 @@ class PaddedPrograms:
             family.programs[buckets] = self._obtain(family, form, s, values, buckets, arrays)
         executable, key = family.programs[buckets]
         run = self._runner(family, s, buckets, executable)
-        counter = family.recurring.counter(s.key, values, buckets)
+        counter = family.promotion.counter(s.key, values, buckets)
         shapes = [s.slots[i].shape for i in s.live]
 
         def execute(arguments: list[Any]) -> list[Any] | None:
@@ -184,7 +184,7 @@ class PaddedPrograms:
             if wanted != buckets:
                 if self._has_better(family, wanted, buckets):
                     return None
-                family.recurring.count_in(wanted, buckets)
+                family.promotion.count_in(wanted, buckets)
             METRICS.padded_execution()
             return run(arguments, values, shapes)
 
@@ -269,7 +269,7 @@ class PaddedPrograms:
         return (
             len(family.programs) < _MOST_PROGRAMS
             and self._builder.may_compile
-            and family.recurring.outgrew(wanted, used, len(family.programs))
+            and family.promotion.outgrew(wanted, used, len(family.programs))
         )
 
     def _runner(

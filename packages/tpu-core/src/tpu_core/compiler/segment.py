@@ -243,6 +243,6 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with gc_control.paused(), jax_settings.lowering(), kernel_errors.told():
+    with gc_control.paused(), jax_settings.lowering(), kernel_errors.raising_kernel_errors():
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from tpu_core.lowering.implementations import target as target
     from tpu_core.lowering.kernel_costs import SCOPE as KERNEL_SCOPE
     from tpu_core.lowering.kernel_costs import scope_name as kernel_scope
-    from tpu_core.lowering.kernel_errors import refused as kernel_error_of
-    from tpu_core.lowering.kernel_errors import told as raising_kernel_errors
+    from tpu_core.lowering.kernel_errors import kernel_error_of as kernel_error_of
+    from tpu_core.lowering.kernel_errors import raising_kernel_errors as raising_kernel_errors
     from tpu_core.lowering.matmul import contract as contract
     from tpu_core.lowering.operand_sharding import OperandSharding as OperandSharding
     from tpu_core.lowering.precision import precision_name as matmul_precision
@@ -163,8 +163,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "OperandSharding": "lowering.operand_sharding",
         "kernel_scope": "lowering.kernel_costs:scope_name",
         "KERNEL_SCOPE": "lowering.kernel_costs:SCOPE",
-        "raising_kernel_errors": "lowering.kernel_errors:told",
-        "kernel_error_of": "lowering.kernel_errors:refused",
+        "raising_kernel_errors": "lowering.kernel_errors:raising_kernel_errors",
+        "kernel_error_of": "lowering.kernel_errors:kernel_error_of",
     },
     "Tracing for JAX": {
         "JaxSettings": "pjrt.jax_settings",

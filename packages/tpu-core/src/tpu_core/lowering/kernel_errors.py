@@ -22,7 +22,7 @@ _SMALLER = "Make the blocks smaller: each is in memory twice, while the next one
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def raising_kernel_errors() -> Iterator[None]:
     """Raise what Pallas raises while kernels are lowered as a `KernelCompilationError`.
 
     Example:
@@ -48,7 +48,7 @@ def told() -> Iterator[None]:
 _REFUSED = re.compile(r"Mosaic failed to compile TPU kernel(?: with [^\n]*?`)?: ")
 
 
-def refused(message: str) -> KernelCompilationError | None:
+def kernel_error_of(message: str) -> KernelCompilationError | None:
     """The error for libtpu's message; None where no kernel is to blame.
 
     Example:

@@ -52,7 +52,7 @@ class BucketedProgram:
     """Recordings of one program that differ in sizes.
 
     Args:
-        outlines: Sub-programs of a segment's ops.
+        signatures: Sub-programs of a segment's ops.
         tensors: Number of the integers, the first ones, that are of tensors.
 
     Attributes:
@@ -61,49 +61,49 @@ class BucketedProgram:
         refusal: Reason why that is not tried any more, or None.
         fit: Relations of the sizes, once there are two recordings.
         programs: Programs by bucket of each symbol.
-        recurring: Sizes that are to have programs of their own.
+        promotion: Sizes that are to have programs of their own.
     """
 
-    def __init__(self, outlines: SegmentSignatures, tensors: int) -> None:
-        self._outlines = outlines
+    def __init__(self, signatures: SegmentSignatures, tensors: int) -> None:
+        self._signatures = signatures
         self._tensors = tensors
         self.recordings: list[Recording] = []
         self.problem: str | None = None
         self.refusal: str | None = None
         self.fit: Fit | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
-        self.recurring = PromotionPolicy()
+        self.promotion = PromotionPolicy()
         self._traces: list[ClosedJaxpr] = []
         self._inside: list[tuple[str, list[Known | None]]] | None = None
         self._signature = ""
         self._failures = 0
         # Starts of windows are inputs once one was seen to vary.
         self._starts_vary = False
-        # Of the sizes that were told: their positions among the integers, and their bounds.
+        # Of the declared sizes: their positions among the integers, and their bounds.
         self._first: list[int] = []
         self._limits: list[int | None] = []
 
     @classmethod
-    def told(
+    def from_synthetic(
         cls,
-        told: SyntheticRecordings,
+        synthetic: SyntheticRecordings,
         recordings: list[Recording],
-        outlines: SegmentSignatures,
+        signatures: SegmentSignatures,
         tensors: int,
     ) -> BucketedProgram:
         """A family of recordings that were made up.
 
         Args:
-            told: Declared sizes.
-            recordings: Those of ``told.segments``.
-            outlines: Sub-programs of a segment's ops.
+            synthetic: Declared sizes.
+            recordings: Those of ``synthetic.segments``.
+            signatures: Sub-programs of a segment's ops.
             tensors: Number of the integers, the first ones, that are of tensors.
         """
-        family = cls(outlines, tensors)
+        family = cls(signatures, tensors)
         columns = list(zip(*(r.integers for r in recordings)))
         family.recordings = recordings
-        family._first = [columns.index(values) for values in zip(*told.values)]
-        family._limits = told.limits
+        family._first = [columns.index(values) for values in zip(*synthetic.values)]
+        family._limits = synthetic.limits
         return family
 
     def refuse(self, why: str) -> None:
@@ -181,7 +181,7 @@ class BucketedProgram:
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
         """Return whether the ops of a segment have the sizes inside that the recordings say."""
-        found = self._outlines(self._numbered(segment))
+        found = self._signatures(self._numbered(segment))
         expected = self._expected()
         return len(found) == len(expected) and all(
             form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
@@ -189,14 +189,16 @@ class BucketedProgram:
         )
 
     def _expected(self) -> list[tuple[str, list[Known | None]]]:
-        """For each node the form of its outline and its numbers as functions of the symbols.
+        """For each node the form of its signature and its numbers as functions of the symbols.
 
         None stands for one that differs but follows no size: a rule has no use for it, or refuses.
         """
         if self._inside is None:
             assert self.fit is not None
             self._inside = []
-            for nodes in zip(*(self._outlines(self._numbered(r.segment)) for r in self.recordings)):
+            for nodes in zip(
+                *(self._signatures(self._numbered(r.segment)) for r in self.recordings)
+            ):
                 forms = {form for form, _, _ in nodes}
                 if len(forms) > 1:
                     self._inside.append(("", []))

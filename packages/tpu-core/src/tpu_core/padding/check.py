@@ -60,7 +60,7 @@ def _leaks(
 ) -> str | None:
     """Result that depends on the content of the padding, or None.
 
-    A family whose sizes were told has no exact program to compare with.
+    A family of declared sizes has no exact program to compare with.
     """
     assert family.fit is not None
     found = zip(family.recordings, family.fit.values)

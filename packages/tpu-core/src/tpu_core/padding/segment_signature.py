@@ -35,7 +35,7 @@ _tracing: ContextVar[bool] = ContextVar("tpu_tracing_signature", default=False)
 
 
 def is_tracing() -> bool:
-    """Return whether an op is traced for its outline: what it traces twice says nothing new.
+    """Return whether an op is traced for its signature: what it traces twice says nothing new.
 
     Example:
         >>> layers = distinct_layers if is_tracing() else all_layers
@@ -44,7 +44,7 @@ def is_tracing() -> bool:
 
 
 class SegmentSignatures:
-    """Outlines of segments, traced where the store has none.
+    """Signatures of a segment's ops, traced where the store has none.
 
     Args:
         store: The cache beyond this process, or None.
@@ -65,10 +65,10 @@ class SegmentSignatures:
         self._key = key
 
     def __call__(self, segment: Segment) -> list[Signature]:
-        """The outline of each node whose ops have one."""
+        """The signature of each node whose ops have one."""
         if self._store is None:
             return _trace(segment)
-        key = self._key(segment, f"outlines {segment.key}", segment.constants())
+        key = self._key(segment, f"signatures {segment.key}", segment.constants())
         entry = self._store.get(key)
         found = None if entry is None else _decode(entry.payload)
         if found is None:
@@ -79,17 +79,17 @@ class SegmentSignatures:
         return found
 
 
-def _encode(outlines: list[Signature]) -> bytes:
-    """JSON of the different outlines, and which of them each node has."""
+def _encode(signatures: list[Signature]) -> bytes:
+    """JSON of the different signatures, and which of them each node has."""
     places: dict[str, int] = {}
-    nodes = [places.setdefault(json.dumps(outline), len(places)) for outline in outlines]
-    return f'{{"outlines": [{", ".join(places)}], "nodes": {nodes}}}'.encode()
+    nodes = [places.setdefault(json.dumps(one), len(places)) for one in signatures]
+    return f'{{"signatures": [{", ".join(places)}], "nodes": {nodes}}}'.encode()
 
 
 def _decode(payload: bytes) -> list[Signature] | None:
     try:
         read = json.loads(payload)
-        different = [(str(form), tuple(kinds), tuple(ns)) for form, kinds, ns in read["outlines"]]
+        different = [(str(form), tuple(kinds), tuple(ns)) for form, kinds, ns in read["signatures"]]
         return [different[i] for i in read["nodes"]]
     except (ValueError, KeyError, TypeError, IndexError):
         return None
@@ -112,12 +112,12 @@ def _trace(segment: Segment) -> list[Signature]:
                 else (n.pack, None, None)
                 for n in segment.numbers[node.numbers : end]
             )
-            found.append(_outline(node.plan, operands, lifted))
+            found.append(_signature_of(node.plan, operands, lifted))
     return found
 
 
 @functools.lru_cache(maxsize=8192)
-def _outline(
+def _signature_of(
     plan: NodePlan,
     operands: tuple[Aval, ...],
     lifted: tuple[tuple[int, str | None, float | None], ...],

@@ -193,7 +193,7 @@ def _written(
 def _by_lowering(
     plan: NodePlan, operands: Sequence[Value], numbers: Sequence[float | int]
 ) -> list[Value | None]:
-    with jax_settings.lowering(), kernel_errors.told():
+    with jax_settings.lowering(), kernel_errors.raising_kernel_errors():
         results = plan.lower([to_jax(o) for o in operands], iter(numbers))
     return [None if r is None else to_torch(r) for r in results]
 
