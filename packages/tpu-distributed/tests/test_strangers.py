@@ -29,13 +29,13 @@ DROPPED = re.compile(r"Dropped a connection that is not of the job, from 127\.0\
 
 
 class Open:
-    """A door that a thread minds, what it has admitted, and its log."""
+    """A listener that a thread runs, what it has admitted, and its log."""
 
     def __init__(self, room: int) -> None:
         self.admitted: list[tuple[socket.socket, str]] = []
         self.lines: list[str] = []
         self.selector = selectors.DefaultSelector()
-        self.door = handshake.Door(
+        self.listener = handshake.PeerListener(
             handshake.listen("127.0.0.1"),
             SECRET,
             lambda subject: subject.startswith("rank"),
@@ -44,7 +44,7 @@ class Open:
             self.selector,
             room,
         )
-        self.port = self.door.port
+        self.port = self.listener.port
 
     def connect(self, secret: bytes = SECRET, subject: str = "rank 3") -> socket.socket:
         """As a process of the job does."""
@@ -77,13 +77,13 @@ def opened(room: int = 64) -> Iterator[Open]:
 
     def mind(is_over: threading.Event) -> None:
         while not is_over.is_set():
-            made.door.turn(0.02)
+            made.listener.turn(0.02)
 
     try:
         with while_inside(mind):
             yield made
     finally:
-        made.door.close()
+        made.listener.close()
         made.selector.close()
         for connection, _ in made.admitted:
             connection.close()
@@ -206,7 +206,7 @@ def test_strangers_that_say_nothing_keep_none_of_the_job_out() -> None:
         for _ in range(20):
             made.connect().close()
         made.wait_for(20)
-        assert len(made.door._guests) <= 8
+        assert len(made.listener._pending) <= 8
         # One line each for the first ones; then where their number has doubled.
         assert 32 < len(made.lines) < 45
         assert made.lines[-1].endswith("(64 so far)")
@@ -232,7 +232,7 @@ def test_exchanges_of_ranks_to_whose_ports_strangers_come() -> None:
         for one in kept:
             one.close()
 
-    store.set("secret", job_secret.made())
+    store.set("secret", job_secret.create())
     thread = threading.Thread(target=come)
     thread.start()
     made = in_turn(3, play)
@@ -312,7 +312,7 @@ def port_of_the_store(process: int) -> int:
 def test_a_job_to_whose_ports_strangers_come(
     groups: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    secret = job_secret.made()
+    secret = job_secret.create()
     monkeypatch.setenv("STRANGERS_KNOW", secret)
     more = {"TPU_JOB_SECRET": secret, "TMPDIR": str(tmp_path)}
     processes = spawn.start("cases_strangers", 2, expected=250, GROUPS=str(groups), **more)

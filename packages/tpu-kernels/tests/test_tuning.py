@@ -89,7 +89,7 @@ def chosen(kind: str | None = V5E, sizes: tuple[int, int] = (96, 96), **changes:
 def test_a_table_of_the_users_own_goes_first() -> None:
     before = implementations.sources()
     costs = {KERNEL_FORWARD: {(128, 512): Bundles(1, 1, 1), (512, 512): Bundles(9000, 90, 90)}}
-    table.write(table.own(), {("attention", "v5e", "bfloat16/96/96"): costs})
+    table.write(table.user_file(), {("attention", "v5e", "bfloat16/96/96"): costs})
     forget()
     assert chosen() == (128, 512)
     assert implementations.sources() != before  # of which programs' keys are made
@@ -102,7 +102,7 @@ def test_a_table_of_the_users_own_goes_first() -> None:
 
 def test_heads_between_those_measured_take_the_next_larger() -> None:
     costs = {KERNEL_FORWARD: {(128, 128): Bundles(1, 1, 1)}}
-    table.write(table.own(), {("attention", "v5e", "bfloat16/128/128"): costs})
+    table.write(table.user_file(), {("attention", "v5e", "bfloat16/128/128"): costs})
     assert chosen() == (128, 128)
 
 
@@ -136,7 +136,7 @@ def test_what_is_shipped_has_all_chips_and_common_heads(chip: str) -> None:
 
 def test_names_of_a_generation() -> None:
     names = ("TPU v5e", "TPU7x", "TPU 7x", "tpu7x", "v6e")
-    assert [table.plain(n) for n in names] == ["v5e", "tpu7x", "tpu7x", "tpu7x", "v6e"]
+    assert [table.chip_name(n) for n in names] == ["v5e", "tpu7x", "tpu7x", "tpu7x", "v6e"]
 
 
 def test_the_command_writes_the_cache_folder(

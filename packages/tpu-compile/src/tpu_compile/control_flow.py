@@ -126,7 +126,7 @@ def _rounds(
     """Number of rounds, what they carry at the end, and ``kept`` with what each round carried."""
     key, checks = call.key(), BodyChecks()
 
-    def goes_on(state: _State) -> Any:
+    def cond_fun(state: _State) -> Any:
         (truth,) = call.run(test, (*state[1], *others), key, state[0])
         return _truth(truth)
 
@@ -138,7 +138,7 @@ def _rounds(
         return number + 1, results, kept, word
 
     number, values, kept, word = lax.while_loop(
-        goes_on, step, (np.uint32(0), start, kept, checks.start())
+        cond_fun, step, (np.uint32(0), start, kept, checks.start())
     )
     checks.report(word)
     return number, values, kept

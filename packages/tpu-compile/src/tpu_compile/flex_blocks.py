@@ -77,7 +77,7 @@ class BlockSparsity:
         x = jnp.moveaxis(x, (0, 2, 4), (0, 1, 2))
         return x.reshape(-1, *x.shape[3:])
 
-    def whole(self, tiles: jax.Array, length: int) -> jax.Array:
+    def untile(self, tiles: jax.Array, length: int) -> jax.Array:
         """The reverse of `tiles`."""
         _, b, h, block, *rest = tiles.shape
         x = tiles.reshape(self.batch, self.heads, -1, b, h, block, *rest)
@@ -195,7 +195,7 @@ def forward(
 
     rows = np.arange(blocks.count.size, dtype=np.int32)
     _, made = lax.scan(one_row, None, (rows, blocks.tiles(query, 0)))
-    out, log_total, highest = (blocks.whole(x, query.shape[2]) for x in made)
+    out, log_total, highest = (blocks.untile(x, query.shape[2]) for x in made)
     return out, log_total, highest
 
 
@@ -259,8 +259,8 @@ def backward(
     (grad_k, grad_v, captured), grad_q = lax.scan(one_row, start, items)
     length = key.shape[2]
     return (
-        blocks.whole(grad_q, query.shape[2]),
-        blocks.whole(grad_k, length),
-        blocks.whole(grad_v, length),
+        blocks.untile(grad_q, query.shape[2]),
+        blocks.untile(grad_k, length),
+        blocks.untile(grad_v, length),
         captured,
     )

@@ -57,10 +57,10 @@ class ScoreGraphs:
     def mask(self, at: Indices) -> jax.Array:
         """Mask of the scores that count, ``[B, H, M, N]``."""
 
-        def seen(*index: Any) -> Any:
+        def is_attended(*index: Any) -> Any:
             return self.call.run(self.mask_mod, (*index, *self.mask_buffers), None)[0]
 
-        mask: jax.Array = _of_each(seen, at)
+        mask: jax.Array = _of_each(is_attended, at)
         return mask
 
     def gradients(

@@ -240,7 +240,7 @@ def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) 
 def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
     op: Any = random_states.drawn_op(node) or node.target
     if isinstance(op, torch._ops.HigherOrderOperator):
-        bodies = ((g, numbers.known_inside(g, known)) for g in subgraphs(node))
+        bodies = ((g, numbers.symbols_inside(g, known)) for g in subgraphs(node))
         return control_flow.can_be_lowered(node) and all(_can_be_lowered(*b) for b in bodies)
     if isinstance(op, torch._ops.OpOverload):
         if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):

@@ -45,7 +45,7 @@ def symbols(value: Any) -> set[Any]:
     return set()
 
 
-def known_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
+def symbols_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
     """The symbols that the body of a loop or branch knows, given those known outside."""
     own = (n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder")
     return set(known).union(*(symbols(v) for v in own if isinstance(v, torch.Tensor)))

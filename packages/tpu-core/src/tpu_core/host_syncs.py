@@ -94,7 +94,7 @@ class HostSyncs:
 
     def _frequent(self, line: str, programs: int, array: Any) -> str | None:
         """Frequency of a line's reads, in words, where a warning is due."""
-        made = METRICS.programs_made()
+        made = METRICS.program_count()
         window = self._windows.get(line)
         if window is None or window.made != made:
             self._windows[line] = _Window(programs, self._steps, made, programs)

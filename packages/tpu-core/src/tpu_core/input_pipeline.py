@@ -123,11 +123,11 @@ class InputPipeline:
         return data
 
     def _begin(self) -> None:
-        self._measured = Measurement(_C.counters()["executions"], METRICS.programs_made())
+        self._measured = Measurement(_C.counters()["executions"], METRICS.program_count())
 
     def _end(self, measured: Measurement, loader: Any) -> None:
         self._measured = None
-        made = METRICS.programs_made()
+        made = METRICS.program_count()
         if made != measured.made:
             return  # once more
         share = measured.verdict(_C.counters()["executions"], made)

@@ -90,7 +90,7 @@ def stack(number: int) -> Stack:
         return NO_STACK
     if number > len(_stacks):
         with _lock:
-            own = runtime.own_folders()
+            own = runtime.package_folders()
             _stacks.extend(_read(own, *s) for s in _C.memory_stacks(len(_stacks)))
     return _stacks[number - 1]
 

@@ -274,7 +274,7 @@ class Metrics:
         with self._lock:
             self._totals, self._base = totals, base
 
-    def programs_made(self) -> int:
+    def program_count(self) -> int:
         """Number of programs compiled or loaded; cheaper than a snapshot."""
         return int(self._count["compiles"] + self._count["cache_hits_disk"])
 

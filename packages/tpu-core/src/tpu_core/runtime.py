@@ -186,7 +186,7 @@ def _serve(client: Any, builder: Any) -> None:
         "inspect": _inspect,
         "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
         "device_put": lambda tensor, device: pjrt.put_tensor(tensor, devices[device]),
-        "move": lambda array, device: arrays.moved(array, devices[device]),
+        "move": lambda array, device: arrays.to_device(array, devices[device]),
         "padded_array": arrays.PaddedArray,
         "exact": lambda array, device: arrays.exact(array, devices[device]),
         "to_host": host_reads.to_host,
@@ -299,7 +299,7 @@ def hide_lines_of(file: str) -> None:
         _C.set_internal_prefixes(tuple(_internal))
 
 
-def own_folders() -> tuple[str, ...]:
+def package_folders() -> tuple[str, ...]:
     """Folders of code that is this project's: not the user's, and not PyTorch's."""
     torch_folder = os.path.dirname(torch.__file__) + os.sep
     return tuple(folder for folder in _internal if folder != torch_folder)

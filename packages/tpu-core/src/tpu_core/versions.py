@@ -25,7 +25,7 @@ def satisfies(version: str, pins: str) -> bool:
     return SpecifierSet(pins).contains(version, prereleases=True)
 
 
-def asked(by: str, name: str, extra: str = "") -> str | None:
+def pins_of(by: str, name: str, extra: str = "") -> str | None:
     """The pins that an installed distribution has for another one, the last of them.
 
     Args:
@@ -52,7 +52,7 @@ def require_jax() -> None:
     Raises:
         VersionMismatchError: It is too old, too new, or not there.
     """
-    ranges = {name: asked("tpu-core", name) for name in ("jax", "jaxlib")}
+    ranges = {name: pins_of("tpu-core", name) for name in ("jax", "jaxlib")}
     remedy = "pip install " + " ".join(f'"{name}{pins or ""}"' for name, pins in ranges.items())
     for name, pins in ranges.items():
         version = installed(name)

@@ -22,7 +22,7 @@ import torch
 
 from tpu_core.extend import PeerRefusedError, connect_peer, ring_all_reduce
 from tpu_distributed import addresses, job_secret
-from tpu_distributed.visitors import Visitors
+from tpu_distributed.peer_acceptor import PeerAcceptor
 
 # Numbers of a rank; bytes of payloads that follow; which numbers are the same everywhere as far as
 # is known, by bits; which are not 0 everywhere.
@@ -227,12 +227,12 @@ class Connections:
         host = addresses.interface(self._size)
         # What is new with each set of connections: what a former one recorded is of no use.
         name = uuid.uuid4().hex
-        with Visitors(host, secret, self._subjects(name)) as visitors:
+        with PeerAcceptor(host, secret, self._subjects(name)) as acceptor:
             key = f"address/{self._rank}"
-            store.set(key, f"{addresses.reached_at(host)} {visitors.port} {name}")
+            store.set(key, f"{addresses.reached_at(host)} {acceptor.port} {name}")
             for distance in self._distances:
                 self._outgoing.append(self._reach(store, secret, distance, deadline))
-            by_distance = visitors.wait(deadline)
+            by_distance = acceptor.wait(deadline)
             self._incoming = [by_distance[d] for d in self._distances]
         for connection in (*self._outgoing, *self._incoming):
             _settle(connection)

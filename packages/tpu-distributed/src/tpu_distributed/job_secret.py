@@ -18,7 +18,7 @@ _ELSEWHERE = "environment"
 _LEAST_CHARACTERS = 16
 
 
-def made() -> str:
+def create() -> str:
     """A new one: 256 random bits in hex."""
     return secrets.token_hex(32)
 
@@ -46,7 +46,7 @@ def of_group(
             "openssl rand -hex 32",
         )
     if rank == 0:
-        store.set(_KEY, _ELSEWHERE if text else made())
+        store.set(_KEY, _ELSEWHERE if text else create())
     if not text:
         store.wait([_KEY], timedelta(seconds=timeout))
         text = store.get(_KEY).decode()

@@ -105,8 +105,8 @@ def all_to_all(
     sizes = split_sizes.Sizes.of(inputs, outputs)
     sent, expected = sizes.fingerprints(group.rank)
     own = np.array([longest, given[0] if len(given) == 1 else -1, sent, expected])
-    record, told = group.agree(call, timeout, own)
-    plans = np.array(told or [own])
+    record, gathered = group.agree(call, timeout, own)
+    plans = np.array(gathered or [own])
     if plans[:, 2].sum() != plans[:, 3].sum():
         raise group.control.splits_differ(record, sizes)
     length, to = int(plans[:, 0].max()), plans[:, 1].tolist()

@@ -80,16 +80,16 @@ def exchange(store: Any, key: str, rank: int, size: int, own: Sizes) -> dict[int
         own: Sizes of this one.
     """
     store.set(f"{key}/{rank}", json.dumps([own.sent, own.expected]))
-    told = {}
+    by_rank = {}
     for r in range(size):
         with contextlib.suppress(RuntimeError):  # one that is gone is left out
             store.wait([f"{key}/{r}"], timedelta(seconds=_EXPLAIN_SECONDS))
             sent, expected = json.loads(store.get(f"{key}/{r}"))
-            told[r] = Sizes(tuple(sent), tuple(expected))
-    return told
+            by_rank[r] = Sizes(tuple(sent), tuple(expected))
+    return by_rank
 
 
-def differences(told: dict[int, Sizes]) -> dict[str, object]:
+def differences(by_rank: dict[int, Sizes]) -> dict[str, object]:
     """The first pairs of ranks that disagree, with both numbers.
 
     Example:
@@ -97,9 +97,9 @@ def differences(told: dict[int, Sizes]) -> dict[str, object]:
         {'rank 0 to rank 1': 'rank 0 sends 3 elements, rank 1 expects 5'}
     """
     found: dict[str, object] = {}
-    for a in sorted(told):
-        for b in sorted(told):
-            sent, expected = told[a].sent[b], told[b].expected[a]
+    for a in sorted(by_rank):
+        for b in sorted(by_rank):
+            sent, expected = by_rank[a].sent[b], by_rank[b].expected[a]
             if sent != expected and len(found) < _MOST_SHOWN:
                 found[f"rank {a} to rank {b}"] = (
                     f"rank {a} sends {sent} elements, rank {b} expects {expected}"

@@ -193,8 +193,10 @@ def _prepare(
         with stage("compiling"):
             outcome = compile_program(program, topology, mesh)
         with stage("reading the program"):
-            told = [*notes, *captured.notes]
-            return build(job, captured, topology, outcome, program, kernels, runs, told, seconds)
+            all_notes = [*notes, *captured.notes]
+            return build(
+                job, captured, topology, outcome, program, kernels, runs, all_notes, seconds
+            )
 
     return finish
 

@@ -271,14 +271,14 @@ def _with_mesh(hook: Callable[..., Any]) -> Callable[..., Any]:
     if mesh is None:
         return hook
 
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def with_mesh(*args: Any, **kwargs: Any) -> Any:
         token = _hook_mesh.set(mesh)
         try:
             return hook(*args, **kwargs)
         finally:
             _hook_mesh.reset(token)
 
-    return told
+    return with_mesh
 
 
 def _annotated(x: torch.Tensor, device_mesh: Any, placements: Any) -> torch.Tensor:

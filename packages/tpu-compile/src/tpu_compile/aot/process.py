@@ -129,12 +129,14 @@ def _dump(folder: Path) -> None:
 def _crash(code: int, log: str, topology: Topology) -> TopologyCompilationError:
     lines = [line for line in log.splitlines() if line.strip()]
     # The stack of a crash says nothing to a user; what it was about stands before.
-    told = [line for line in lines if "Check failed" in line or "Error" in line or "F0" in line[:2]]
+    reasons = [
+        line for line in lines if "Check failed" in line or "Error" in line or "F0" in line[:2]
+    ]
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     killed = code == -signal.SIGKILL
     return TopologyCompilationError(
         f"libtpu ended while compiling for {topology.name} ({name}).",
-        values={"its last lines": "\n    " + "\n    ".join((told or lines)[-_LOG_LINES:])},
+        values={"its last lines": "\n    " + "\n    ".join((reasons or lines)[-_LOG_LINES:])},
         remedy="The machine most likely ran out of memory: compile for fewer devices, or scan "
         "equal layers (scan=True)."
         if killed

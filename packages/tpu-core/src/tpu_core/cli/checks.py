@@ -22,8 +22,8 @@ from tpu_core.cli.fault_checks import check_known_faults
 from tpu_core.config import config, settings
 from tpu_core.config.spelling import misspelt_variables
 from tpu_core.errors import ConfigurationError, TpuNotAvailableError
-from tpu_core.versions import asked
 from tpu_core.versions import installed as installed
+from tpu_core.versions import pins_of
 from tpu_core.versions import satisfies as satisfies
 
 _REQUIRED = ("torch", "jax", "jaxlib", "numpy", "ml_dtypes")
@@ -97,7 +97,7 @@ def _check_extension(torch_version: str) -> Check:
 
 def _check_pins(name: str, version: str, askers: tuple[str, ...], status: Status) -> Check:
     for by in askers:
-        pins = asked(by, name, extra="tpu")
+        pins = pins_of(by, name, extra="tpu")
         if pins is not None and not satisfies(version, pins):
             value = f"{version}, and {by} {installed(by)} asks for {pins}"
             return Check(

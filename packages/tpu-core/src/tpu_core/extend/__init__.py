@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from tpu_core.lowering.implementations import Target as Target
     from tpu_core.lowering.implementations import choices as chosen_implementations
     from tpu_core.lowering.implementations import lowering_for as lowering_for
-    from tpu_core.lowering.implementations import own_tables as tuned_folder
     from tpu_core.lowering.implementations import target as target
+    from tpu_core.lowering.implementations import tuned_folder as tuned_folder
     from tpu_core.lowering.kernel_costs import SCOPE as KERNEL_SCOPE
     from tpu_core.lowering.kernel_costs import scope_name as kernel_scope
     from tpu_core.lowering.kernel_errors import kernel_error_of as kernel_error_of
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from tpu_core.pjrt.client import put as put
     from tpu_core.pjrt.client import weak as weak
     from tpu_core.pjrt.distributed import World as World
-    from tpu_core.pjrt.handshake import Door as PeerDoor
+    from tpu_core.pjrt.handshake import PeerListener as PeerListener
     from tpu_core.pjrt.handshake import RefusedError as PeerRefusedError
     from tpu_core.pjrt.handshake import connect as connect_peer
     from tpu_core.pjrt.handshake import listen as listen_for_peers
@@ -159,7 +159,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "note_kernel": "extend._runtime",
         "chosen_implementations": "lowering.implementations:choices",
         "using_implementations": "device.settings:implementations",
-        "tuned_folder": "lowering.implementations:own_tables",
+        "tuned_folder": "lowering.implementations:tuned_folder",
         "OperandSharding": "lowering.operand_sharding",
         "kernel_scope": "lowering.kernel_costs:scope_name",
         "KERNEL_SCOPE": "lowering.kernel_costs:SCOPE",
@@ -214,7 +214,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "join_world": "extend._runtime",
         "make_backend": "extend._runtime",
         "ring_all_reduce": "extend._runtime",
-        "PeerDoor": "pjrt.handshake:Door",
+        "PeerListener": "pjrt.handshake:PeerListener",
         "connect_peer": "pjrt.handshake:connect",
         "listen_for_peers": "pjrt.handshake:listen",
         "PeerRefusedError": "pjrt.handshake:RefusedError",

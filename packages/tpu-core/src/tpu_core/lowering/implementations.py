@@ -221,7 +221,7 @@ def _offered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def own_tables() -> Path:
+def tuned_folder() -> Path:
     """The folder of the user's cache with what implementations were tuned to; it need not exist.
 
     Example:
@@ -238,7 +238,7 @@ def sources() -> str:
     Programs of others are not theirs.
     """
     found = hashlib.sha256()
-    for table in sorted(own_tables().glob("*.json")):
+    for table in sorted(tuned_folder().glob("*.json")):
         found.update(table.read_bytes())
     for package in sorted({point.module.partition(".")[0] for point in _offered().values()}):
         found.update(package_digest(package).encode())

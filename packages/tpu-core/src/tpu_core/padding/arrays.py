@@ -86,7 +86,7 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     return np.array(on_host(array), order="C", copy=True)
 
 
-def moved(array: Any, device: Any) -> Any:
+def to_device(array: Any, device: Any) -> Any:
     """A copy on another device."""
     if isinstance(array, PaddedArray):
         return PaddedArray(pjrt.move(array.array, device), array.shape)

@@ -44,7 +44,7 @@ class Presence:
 
     Args:
         size: Number of processes.
-        selector: As of `handshake.Door`.
+        selector: As of `handshake.PeerListener`.
     """
 
     def __init__(self, size: int, selector: selectors.BaseSelector) -> None:
@@ -114,7 +114,7 @@ def serve(size: int, heartbeat: int, host: str, world: str, secret: bytes) -> No
                 inner.connect(path)
                 pump = relay.Pump(selector, connection, inner, lambda _: pump.close())
 
-            door = handshake.Door(
+            listener = handshake.PeerListener(
                 handshake.listen(host),
                 secret,
                 subjects.__contains__,
@@ -123,10 +123,10 @@ def serve(size: int, heartbeat: int, host: str, world: str, secret: bytes) -> No
                 selector,
                 2 * size + _ROOM,
             )
-            print(door.port, flush=True)
+            print(listener.port, flush=True)
             while not presence.is_over:
-                door.turn(_RETURN_SECONDS / 2)
-            door.close()
+                listener.turn(_RETURN_SECONDS / 2)
+            listener.close()
         service.shutdown()
     finally:
         relay.remove(folder)

@@ -135,7 +135,7 @@ def listen(host: str) -> socket.socket:
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Pending:
     """A connection that has not proved anything yet."""
 
     connection: socket.socket
@@ -148,13 +148,13 @@ class _Guest:
     first: bytes = b""
 
 
-class Door:
+class PeerListener:
     """A listening socket that admits connections which prove the secret, and drops all others.
 
     Nothing here blocks: `turn` is to be called again and again, by one thread.
 
     Args:
-        listener: The socket; it becomes the door's own.
+        listener: The socket; it is closed with this one.
         secret: Of the job.
         expects: Whether a connection with a subject is expected.
         admit: Called with each connection that has proved itself, and its subject.
@@ -163,8 +163,9 @@ class Door:
         room: Largest number on trial at the same time; the oldest makes way for the next.
 
     Example:
-        >>> door = PeerDoor(listen_for_peers(""), secret, expected.__contains__, admit, selector)
-        >>> door.turn(0.2)
+        >>> socket = listen_for_peers("")
+        >>> peers = PeerListener(socket, secret, expected.__contains__, admit, selector)
+        >>> peers.turn(0.2)
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Door:
         self._listener, self._secret = listener, secret
         self._expects, self._admit, self._log = expects, admit, log
         self._selector, self._room = selector, room
-        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._pending: dict[int, _Pending] = {}  # by descriptor, the oldest first
         self._dropped = 0
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -193,50 +194,50 @@ class Door:
     def turn(self, seconds: float) -> None:
         """Do what there is to do; wait for at most so many seconds for something."""
         now = time.monotonic()
-        if self._guests:
-            first = next(iter(self._guests.values()))
+        if self._pending:
+            first = next(iter(self._pending.values()))
             seconds = min(seconds, max(first.until - now, 0.0))
         for key, mask in self._selector.select(max(seconds, 0.0)):
             key.data(mask)
         now = time.monotonic()
-        for guest in list(self._guests.values()):
-            if guest.until > now:
+        for pending in list(self._pending.values()):
+            if pending.until > now:
                 break
-            self._drop(guest, f"nothing proved within {PATIENCE_SECONDS:g} s")
+            self._drop(pending, f"nothing proved within {PATIENCE_SECONDS:g} s")
 
     def close(self) -> None:
         """Stop listening, and drop those on trial."""
         self._selector.unregister(self._listener)
         self._listener.close()
-        for guest in list(self._guests.values()):
-            self._leave(guest)
-            guest.connection.close()
+        for pending in list(self._pending.values()):
+            self._forget(pending)
+            pending.connection.close()
 
     def _accept(self, _: int) -> None:
         try:
             connection, address = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files
-                self._make_way(0)
+                self._free_places(0)
                 time.sleep(_RETRY_SECONDS)
             return  # else it has gone again
-        self._make_way(self._room - 1)
+        self._free_places(self._room - 1)
         connection.setblocking(False)
         shown = f"{address[0].removeprefix('::ffff:')}:{address[1]}"
         steps = self._examine(connection)
-        guest = _Guest(connection, shown, steps, 0, time.monotonic() + PATIENCE_SECONDS)
+        pending = _Pending(connection, shown, steps, 0, time.monotonic() + PATIENCE_SECONDS)
         try:
-            guest.wanted = next(steps)
+            pending.wanted = next(steps)
         except OSError as error:
             connection.close()
             self._note(f"{shown}: {error}")
             return
-        self._guests[connection.fileno()] = guest
-        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._hear(guest))
+        self._pending[connection.fileno()] = pending
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._receive(pending))
 
-    def _make_way(self, places: int) -> None:
-        while len(self._guests) > places:
-            self._drop(next(iter(self._guests.values())), "too many connections")
+    def _free_places(self, places: int) -> None:
+        while len(self._pending) > places:
+            self._drop(next(iter(self._pending.values())), "too many connections")
 
     def _examine(self, connection: socket.socket) -> Generator[int, bytes, str]:
         """Yields how many bytes are wanted next, and returns the subject."""
@@ -260,39 +261,39 @@ class Door:
         connection.send(code(self._secret, b"server", nonces, subject))
         return wanted
 
-    def _hear(self, guest: _Guest) -> None:
-        if guest.connection.fileno() < 0:  # it made way in this turn
+    def _receive(self, pending: _Pending) -> None:
+        if pending.connection.fileno() < 0:  # it made way in this turn
             return
         try:
-            part = guest.connection.recv(guest.wanted - len(guest.buffer))
+            part = pending.connection.recv(pending.wanted - len(pending.buffer))
             if not part:
                 raise ConnectionResetError("closed by the other side")
-            guest.total += len(part)
-            guest.first = (guest.first + part)[:_SHOWN_BYTES]
-            guest.buffer += part
-            while len(guest.buffer) == guest.wanted:  # again, where the next part has no bytes
-                whole, guest.buffer = guest.buffer, b""
-                guest.wanted = guest.steps.send(whole)
+            pending.total += len(part)
+            pending.first = (pending.first + part)[:_SHOWN_BYTES]
+            pending.buffer += part
+            while len(pending.buffer) == pending.wanted:  # again, where the next part has no bytes
+                whole, pending.buffer = pending.buffer, b""
+                pending.wanted = pending.steps.send(whole)
         except BlockingIOError:
             return
         except StopIteration as done:
-            self._leave(guest)
-            self._admit(guest.connection, done.value)
+            self._forget(pending)
+            self._admit(pending.connection, done.value)
         except (OSError, UnicodeDecodeError) as error:
-            self._drop(guest, str(error))
+            self._drop(pending, str(error))
 
-    def _leave(self, guest: _Guest) -> None:
-        del self._guests[guest.connection.fileno()]
-        self._selector.unregister(guest.connection)
+    def _forget(self, pending: _Pending) -> None:
+        del self._pending[pending.connection.fileno()]
+        self._selector.unregister(pending.connection)
 
-    def _drop(self, guest: _Guest, why: str) -> None:
-        self._leave(guest)
+    def _drop(self, pending: _Pending, why: str) -> None:
+        self._forget(pending)
         with contextlib.suppress(OSError):
             # What is in the way still, or else the other side is reset before it reads the answer.
-            guest.connection.recv(1 << 16)
-        guest.connection.close()
-        said = f"{guest.total} bytes, {guest.first!r}" if guest.total else "no byte"
-        self._note(f"{guest.address}: {why} ({said})")
+            pending.connection.recv(1 << 16)
+        pending.connection.close()
+        said = f"{pending.total} bytes, {pending.first!r}" if pending.total else "no byte"
+        self._note(f"{pending.address}: {why} ({said})")
 
     def _note(self, what: str) -> None:
         self._dropped += 1

@@ -53,7 +53,7 @@ class Pump:
     """Passes bytes on between two sockets, in both directions, until one of them ends.
 
     Args:
-        selector: As of `handshake.Door`.
+        selector: As of `handshake.PeerListener`.
         left: One socket.
         right: The other one.
         ended: Called with the socket that ended first; both are open still.

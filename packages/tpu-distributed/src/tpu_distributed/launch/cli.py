@@ -77,7 +77,7 @@ def launch(
         return
     if "--standalone" in command:
         # Several hosts would each make their own.
-        environ.setdefault(job_secret.VARIABLE, job_secret.made())
+        environ.setdefault(job_secret.VARIABLE, job_secret.create())
     run = [sys.executable, "-m", "torch.distributed.run", *command]
     os.execve(sys.executable, run, environ)
 

@@ -36,13 +36,13 @@ def tune(
     from tpu_kernels.tuning.chips import CHIPS
     from tpu_kernels.tuning.tuner import tune as measure
 
-    chips = [table.plain(name.strip()) for name in chip.split(",")]
+    chips = [table.chip_name(name.strip()) for name in chip.split(",")]
     for name in chips:
         if name not in CHIPS:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(CHIPS)}.")
     if dtype not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"'{dtype}' is neither bfloat16 nor float32.")
-    path = output or table.own()
+    path = output or table.user_file()
     shown = Table("chip", "head", "kernel", "block", "cycles a head", "sizes that fit")
     for name in chips:
         for sizes in map(_sizes, heads.split(",")):

@@ -30,7 +30,7 @@ SHIPPED = Path(__file__).with_name("costs.json")
 _FILE = "costs.json"
 
 
-def own() -> Path:
+def user_file() -> Path:
     """The user's file, which need not exist."""
     return tuned_folder() / _FILE
 
@@ -43,10 +43,10 @@ def find(op: str, kind: str | None, shape: str) -> Costs:
         kind: Generation of the chips as `Target.kind` has it, ``"TPU v5e"``.
         shape: Key of the costs, as the op writes it: ``"bfloat16/128/128"``.
     """
-    return {} if kind is None else _read().get((op, plain(kind), shape), {})
+    return {} if kind is None else _read().get((op, chip_name(kind), shape), {})
 
 
-def plain(kind: str) -> str:
+def chip_name(kind: str) -> str:
     """The name under which a generation is in the table: ``"v5e"``, ``"tpu7x"``."""
     name = kind.lower().replace(" ", "").removeprefix("tpu")
     return "tpu7x" if name in ("7x", "v7x") else name
@@ -80,7 +80,7 @@ def write(path: Path, entries: Mapping[tuple[str, str, str], Costs]) -> None:
 @functools.cache
 def _read() -> dict[tuple[str, str, str], Costs]:
     read = dict(_entries(_load(SHIPPED)))
-    mine = own()
+    mine = user_file()
     try:
         read |= _entries(_load(mine)) if mine.exists() else ()
     except (OSError, ValueError, TypeError, AttributeError) as error:

@@ -77,7 +77,7 @@ def best(
         kernel, kind, dtype, lengths, sizes, is_causal: As of `blocks`.
         costs: Of blocks of each size.
     """
-    chip = CHIPS.get(table.plain(kind))
+    chip = CHIPS.get(table.chip_name(kind))
     if chip is None or not costs:
         return None
     traffic = sum(sizes) * (2 if dtype == "bfloat16" else 4) / chip.bytes_a_cycle

@@ -36,7 +36,7 @@ class Dropout:
     rate: float
     heads: int
 
-    def kept(
+    def keep_mask(
         self,
         key_ref: Any,
         head: tuple[Any, Any],

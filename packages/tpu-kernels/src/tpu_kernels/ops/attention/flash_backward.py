@@ -82,7 +82,7 @@ def _slopes(
     shares = jnp.exp(scores - sums)
     if of.dropout is None:
         return shares, shares * (slopes - dots)
-    kept = of.dropout.kept(seed, head, of.blocks, i, j, row_axis)
+    kept = of.dropout.keep_mask(seed, head, of.blocks, i, j, row_axis)
     return of.dropout.applied(shares, kept), shares * (of.dropout.applied(slopes, kept) - dots)
 
 

@@ -75,7 +75,7 @@ def _kernel(
         total_ref[...] = total_ref[...] * rest + jnp.sum(shares, axis=1, keepdims=True)
         value = value_ref[...]
         if dropout is not None:
-            shares = dropout.applied(shares, dropout.kept(seed_ref, head, blocks, i, j))
+            shares = dropout.applied(shares, dropout.keep_mask(seed_ref, head, blocks, i, j))
         product = lax.dot(shares.astype(value.dtype), value, preferred_element_type=np.float32)
         sum_ref[...] = sum_ref[...] * lanes(rest, product.shape[1]) + product
 

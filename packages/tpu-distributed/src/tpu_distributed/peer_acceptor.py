@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_core.extend import PeerDoor, listen_for_peers
+from tpu_core.extend import PeerListener, listen_for_peers
 
 logger = logging.getLogger("tpu_distributed")
 _TURN_SECONDS = 0.2
 
 
-class Visitors:
+class PeerAcceptor:
     """A port, open in a ``with`` block, at which a thread admits the ranks that are to come.
 
     Args:
@@ -31,7 +31,7 @@ class Visitors:
         self._is_open = True
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
-        self._door = PeerDoor(
+        self._listener = PeerListener(
             listen_for_peers(host),
             secret,
             expected.__contains__,
@@ -39,10 +39,10 @@ class Visitors:
             lambda line: logger.warning("%s", line),
             self._selector,
         )
-        self.port = self._door.port
-        self._thread = threading.Thread(target=self._run, name="tpu-visitors", daemon=True)
+        self.port = self._listener.port
+        self._thread = threading.Thread(target=self._run, name="tpu-peer-acceptor", daemon=True)
 
-    def __enter__(self) -> Visitors:
+    def __enter__(self) -> PeerAcceptor:
         self._thread.start()
         return self
 
@@ -70,8 +70,8 @@ class Visitors:
 
     def _run(self) -> None:
         while self._is_open:
-            self._door.turn(_TURN_SECONDS)
-        self._door.close()
+            self._listener.turn(_TURN_SECONDS)
+        self._listener.close()
         self._selector.close()
 
     def _admit(self, connection: socket.socket, subject: str) -> None:
