@@ -25,6 +25,12 @@ def _i(device: str, *size: int) -> torch.Tensor:
     return torch.zeros(*size, device=device, dtype=torch.int64)
 
 
+def _scaled(x: torch.Tensor, *factors: float) -> torch.Tensor:
+    for factor in factors:
+        torch.ops.aten.mul_.Scalar(x, factor)
+    return x
+
+
 MISTAKES: dict[str, Mistake] = {
     "mm shapes": lambda d: _f(d, 2, 3) @ _f(d, 4, 5),
     "mm dims": lambda d: torch.mm(_f(d, 2, 3, 4), _f(d, 4, 5)),
@@ -50,6 +56,9 @@ MISTAKES: dict[str, Mistake] = {
     "bool alpha in place": lambda d: torch.ops.aten.sub_.Scalar(_f(d, 3), 1, True),
     "glu_jvp shapes": lambda d: torch.ops.aten.glu_jvp(_f(d, 1), _f(d, 1), _f(d, 1), 0),
     "in-place cast": lambda d: _i(d, 3).add_(1.5),
+    "in-place cast after a whole number": lambda d: (_i(d, 4).mul_(2), _scaled(_i(d, 4), 2, 1.5)),
+    "subtract a bool after a number": lambda d: (_i(d, 4) - 2, _i(d, 4) - True),
+    "subtract a bool from floats": lambda d: torch.sub(_f(d, 4), True, out=_f(d, 4)),
     "in-place division": lambda d: _i(d, 3).div_(2),
     "bitwise float": lambda d: _f(d, 3) & _f(d, 3),
     "bitwise shift float": lambda d: _f(d, 3) << 1,
@@ -59,6 +68,8 @@ MISTAKES: dict[str, Mistake] = {
     "sorter half": lambda d: torch.searchsorted(
         _f(d, 1).half(), _f(d, 1).half(), sorter=_f(d, 1).half()
     ),
+    "norm of a bool order": lambda d: torch._foreach_norm([_f(d, 3)], True),
+    "sign of a complex list": lambda d: torch._foreach_sign([_f(d, 3).cfloat()]),
     "norm of a list": lambda d: torch._foreach_norm([_f(d, 3)], -2, torch.complex64),
     "cat shapes": lambda d: torch.cat([_f(d, 2, 3), _f(d, 2, 4)], 0),
     "cat dims": lambda d: torch.cat([_f(d, 2, 3), _f(d, 2, 3, 4)], 0),
@@ -101,6 +112,12 @@ MISTAKES: dict[str, Mistake] = {
     "conv bias": lambda d: F.conv2d(_f(d, 1, 3, 8, 8), _f(d, 4, 3, 3, 3), _f(d, 3)),
     "conv dtype": lambda d: F.conv2d(_i(d, 1, 3, 8, 8), _f(d, 4, 3, 3, 3)),
     "conv groups": lambda d: F.conv2d(_f(d, 1, 4, 8, 8), _f(d, 3, 2, 3, 3), groups=2),
+    "transposed conv output padding": lambda d: F.conv_transpose2d(
+        _f(d, 1, 2, 3, 3), _f(d, 2, 2, 2, 2), stride=(1, 2), output_padding=(0, 2)
+    ),
+    "transposed conv1d output padding": lambda d: F.conv_transpose1d(
+        _f(d, 1, 1, 3), _f(d, 1, 1, 2), output_padding=1
+    ),
     "transposed conv groups": lambda d: F.conv_transpose1d(
         _f(d, 1, 2, 2), _f(d, 2, 2, 2), groups=4
     ),

@@ -100,6 +100,20 @@ def test_scalar_overloads() -> None:
     compare(lambda: (x * 17).round(decimals=-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_roots_at_the_branch_cut(dtype: torch.dtype) -> None:
+    """The sign of a zero says on which side of the cut a number is."""
+    parts = torch.tensor([-0.75, -0.0, 0.0, 0.5, 2.0], dtype=dtype.to_real())
+    x = torch.complex(
+        *(p.flatten().contiguous() for p in torch.meshgrid(parts, parts, indexing="ij"))
+    )
+    x = x[x != 0]
+    for f in (torch.sqrt, torch.rsqrt, lambda x: x**0.5, lambda x: x**-0.5):
+        got, expected = (torch.view_as_real(f(t).cpu()) for t in (x.to("tpu"), x))
+        torch.testing.assert_close(got, expected)
+        assert got[..., 1].signbit().equal(expected[..., 1].signbit())
+
+
 def test_complex_and_polar() -> None:
     a, b = torch.randn(3, 1), torch.randn(4)
     compare(lambda: (torch.complex(a, b), torch.polar(a.abs(), b)))

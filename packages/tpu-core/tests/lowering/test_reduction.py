@@ -126,6 +126,21 @@ def test_variance_does_not_cancel() -> None:
     _check(lambda: torch.var(x, 1), tolerance={torch.float32: (1e-4, 0)})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operands_are_rounded_before_a_narrow_reduction(dtype: torch.dtype) -> None:
+    """As documented: ``dtype=`` casts the input before the op is performed."""
+    x = torch.tensor([1.001, -1.0, 0.5004, -0.5, 0.25013])
+    with CompareLowerings() as mode:
+        x.sum(dtype=dtype)
+        x[None].sum(1, dtype=dtype)
+        x.nansum(dtype=dtype)
+        x.prod(dtype=dtype)
+        x.cumsum(0, dtype=dtype)
+        x.cumprod(0, dtype=dtype)
+    assert not mode.failures, "\n".join(mode.failures)
+    assert len(mode.seen) >= 6
+
+
 def test_any_and_all_over_no_dims_reduce_nothing() -> None:
     x = torch.tensor([[0.0, 2.0]])
     for t in (x, x.to(torch.uint8)):

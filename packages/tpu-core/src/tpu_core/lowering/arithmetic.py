@@ -23,8 +23,16 @@ def trunc(x: Array) -> Array:
     return jnp.where(x < 0, jnp.ceil(x), jnp.floor(x))
 
 
+def sqrt(x: Array) -> Array:
+    root = jnp.sqrt(x)
+    if x.dtype.kind != "c":
+        return root
+    # XLA has the root above the branch cut where the imaginary part is -0.0 (C99, G.6.4.2).
+    return lax.complex(root.real, jnp.copysign(root.imag, x.imag))
+
+
 def rsqrt(x: Array) -> Array:
-    return 1 / jnp.sqrt(x) if x.dtype.kind == "c" else lax.rsqrt(x)
+    return 1 / sqrt(x) if x.dtype.kind == "c" else lax.rsqrt(x)
 
 
 def is_one(x: Any) -> bool:
@@ -155,7 +163,7 @@ def pow_tensor_scalar(self: Array, exponent: Any) -> Array:
         )
     # aten/src/ATen/native/cpu/PowKernel.cpp, pow_tensor_scalar_optimized_kernel.
     if exponent in (0.5, -0.5):
-        return jnp.sqrt(base) if exponent > 0 else rsqrt(base)
+        return sqrt(base) if exponent > 0 else rsqrt(base)
     if exponent in (-2, -1, 0, 1, 2, 3, 4):
         return lax.integer_pow(base, int(exponent))
     return pow_tensor_tensor(base, cast(exponent, base.dtype))

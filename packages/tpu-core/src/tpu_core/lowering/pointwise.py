@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.arithmetic import on_common_shape, rsqrt, trunc
+from tpu_core.lowering.arithmetic import on_common_shape, rsqrt, sqrt, trunc
 from tpu_core.lowering.dtypes import cast, compute, compute_float, promote
 from tpu_core.lowering.registry import lowering, register_table
 
@@ -246,7 +246,7 @@ register_table(
         # Of `conj_physical_` and `out=`; the op itself is PyTorch's composite.
         "aten.conj_physical.default": jnp.conj,
         "aten.reciprocal.default": floats(lambda x: 1 / x),
-        "aten.sqrt.default": floats(jnp.sqrt),
+        "aten.sqrt.default": floats(sqrt),
         "aten.rsqrt.default": floats(rsqrt),
         "aten.exp.default": floats(jnp.exp),
         "aten.exp2.default": floats(_exp2),

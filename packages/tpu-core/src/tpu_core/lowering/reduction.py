@@ -42,8 +42,9 @@ def sum_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.
 
 
 def _operand(x: jax.Array, dtype: Any, out: Any) -> jax.Array:
-    """``x`` as ``dtype=`` asks for (default: the result's dtype), in the dtype to compute in."""
-    return cast(x, op_math(to_numpy_dtype(dtype) if dtype is not None else out[0].dtype))
+    """``x`` rounded to ``dtype=`` (default: the result's dtype), in the dtype to compute in."""
+    dtype = to_numpy_dtype(dtype) if dtype is not None else out[0].dtype
+    return cast(cast(x, dtype), op_math(dtype))
 
 
 @lowering("aten.sum.default", "aten.sum.dim_IntList")

@@ -27,7 +27,8 @@ def _cumulative(
     out: Any,
     scan: Callable[..., jax.Array],
 ) -> jax.Array:
-    x = cast(x, op_math(to_numpy_dtype(dtype) if dtype is not None else out[0].dtype))
+    dtype = to_numpy_dtype(dtype) if dtype is not None else out[0].dtype
+    x = cast(cast(x, dtype), op_math(dtype))
     return scan(x, axis=dim % x.ndim) if x.ndim and x.size else x
 
 

@@ -125,6 +125,7 @@ def _draws_restored(op: torch._ops.OpOverload) -> Iterator[None]:
 _MISTAKES = (
     "not implemented for",
     "not supported for complex types",
+    "not intended to support complex numbers",
     # RuntimeErrors before torch 2.15.
     "with a bool tensor is not supported",
     "could not infer output dtype",

@@ -81,8 +81,8 @@ def _does_not_fit(args: Sequence[Any]) -> bool:
     numbers = [
         x
         for a in args
-        for x in (a if isinstance(a, (list, tuple)) else [a])
-        if isinstance(x, (int, float)) and not isinstance(x, bool) and not abs(x) <= 127
+        for x in _numbers(a)
+        if not isinstance(x, (bool, complex)) and not abs(x) <= 127
     ]
     numbers += [x.item() for x in _tensors(args) if x.device.type == "cpu" and x.dim() == 0]
     return bool(numbers) and any(
@@ -136,9 +136,15 @@ _passed: set[tuple[Any, ...]] = set()
 
 
 def _dtypes_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The op with the dtypes, and the names of methods, that it is called with."""
+    """The op with the dtypes, the types of numbers, and the names of methods of a call."""
     dtypes = tuple(x.dtype for x in _tensors(args))
-    return op, dtypes, tuple(x for x in args if isinstance(x, (torch.dtype, str)))
+    names = tuple(x for x in args if isinstance(x, (torch.dtype, str)))
+    return op, dtypes, names, tuple(frozenset(map(type, _numbers(a))) for a in args)
+
+
+def _numbers(argument: Any) -> list[Any]:
+    items = argument if isinstance(argument, (list, tuple)) else [argument]
+    return [x for x in items if isinstance(x, (int, float, complex))]
 
 
 def _first_of_dtypes(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
@@ -150,7 +156,7 @@ def _first_of_dtypes(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """
     name = overload_name(op)
     key = _dtypes_of(op, args)
-    _, dtypes, named = key
+    _, dtypes, named, _ = key
     if "backward" in name and any(d.is_floating_point or d.is_complex for d in dtypes):
         return False
     if name.split(".")[1] in _OF_MORE_DTYPES:
@@ -201,7 +207,10 @@ def _floats(args: Arguments) -> bool:
 
 
 def _bools(args: Arguments) -> bool:
-    return any(x.dtype is torch.bool for x in args.values() if isinstance(x, torch.Tensor))
+    return any(
+        x.dtype is torch.bool if isinstance(x, torch.Tensor) else isinstance(x, bool)
+        for x in args.values()
+    )
 
 
 def _no_floats(args: Arguments) -> bool:
@@ -243,6 +252,10 @@ def _convolution(args: Arguments) -> bool:
         return True
     channels = weight.shape[1] * args["groups"] if args["transposed"] else weight.shape[0]
     if not args["input"].numel() or not weight.numel():
+        return True
+    # PyTorch refuses it where it is smaller than neither the stride nor the dilation.
+    extra = args["output_padding"] if args["transposed"] else ()
+    if any(n >= min(*args["stride"], *args["dilation"]) for n in extra if n):
         return True
     return (bias is not None and tuple(bias.shape) != (channels,)) or _dtypes_differ(args)
 
@@ -288,14 +301,14 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     ),
     **dict.fromkeys("convolution convolution_overrideable".split(), _convolution),
     **dict.fromkeys("max min argmax argmin".split(), _nothing_to_reduce),
-    **dict.fromkeys("abs neg sign floor ceil round trunc relu remainder fmod rsub".split(), _bools),
+    **dict.fromkeys("abs neg sign floor ceil round trunc relu remainder fmod sub rsub".split(), _bools),
     **dict.fromkeys("_softmax _log_softmax std var std_mean var_mean".split(), _no_floats),
     **dict.fromkeys("index_put _index_put_impl".split(), _put),
     "fill": _imaginary,
     "index_select": _index_not_integer,
     "index_add": _source_shape,
     "searchsorted": lambda args: _is_not(args.get("sorter"), torch.int64),
-    "_foreach_norm": _complex_for_reals,
+    "_foreach_norm": lambda args: isinstance(args["ord"], bool) or _complex_for_reals(args),
     "bucketize": lambda args: args["boundaries"].dim() != 1,
     "masked_scatter": lambda args: args["mask"].dtype is not torch.bool,
     "random": _range,
