@@ -301,7 +301,9 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     ),
     **dict.fromkeys("convolution convolution_overrideable".split(), _convolution),
     **dict.fromkeys("max min argmax argmin".split(), _nothing_to_reduce),
-    **dict.fromkeys("abs neg sign floor ceil round trunc relu remainder fmod sub rsub".split(), _bools),
+    **dict.fromkeys(
+        "abs neg sign floor ceil round trunc relu remainder fmod sub rsub".split(), _bools
+    ),
     **dict.fromkeys("_softmax _log_softmax std var std_mean var_mean".split(), _no_floats),
     **dict.fromkeys("index_put _index_put_impl".split(), _put),
     "fill": _imaginary,
