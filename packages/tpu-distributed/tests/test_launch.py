@@ -228,12 +228,8 @@ def test_torchrun_counts_devices() -> None:
 def test_a_script_is_started(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(
-        "import os\nimport sys\ne = os.environ\n"
-        "lines = f\"{e['RANK']} {e['WORLD_SIZE']} {sys.argv[1:]}\n\"
-"
-        "lines += f\"secret {e['TPU_JOB_SECRET']}\n\"
-"
-        "os.write(1, lines.encode())  # at once: both ranks have one pipe\n"
+        "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+        "print('secret', os.environ['TPU_JOB_SECRET'])\n"
     )
     command = ["-m", "tpu_distributed.launch", "--nproc", "2", str(script), "--lr", "1"]
     process = subprocess.Popen(
