@@ -228,8 +228,10 @@ def test_torchrun_counts_devices() -> None:
 def test_a_script_is_started(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(
-        "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n"
-        "print('secret', os.environ['TPU_JOB_SECRET'])\n"
+        "import os\nimport sys\n"
+        "words = [os.environ['RANK'], os.environ['WORLD_SIZE'], str(sys.argv[1:])]\n"
+        "lines = ' '.join(words) + '\\nsecret ' + os.environ['TPU_JOB_SECRET'] + '\\n'\n"
+        "os.write(1, lines.encode())  # at once: the ranks share a pipe\n"
     )
     command = ["-m", "tpu_distributed.launch", "--nproc", "2", str(script), "--lr", "1"]
     process = subprocess.Popen(
