@@ -1,11 +1,10 @@
-"""The collectives of one group: each a small program, compiled once for its shapes and kept."""
+"""The collectives of one group of ranks, as c10d calls them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,32 +14,26 @@ from torch.distributed import PrefixStore
 from tpu_core.errors import CollectiveMismatchError
 from tpu_core.extend import (
     DeviceValue,
-    Loaded,
     hide_lines_of,
     make_backend,
-    obtain_program,
-    runtime,
-    to_numpy_dtype,
 )
 from tpu_distributed import messages, ragged, spmd_region, traced_collectives
+from tpu_distributed.collective_programs import Build, CollectivePrograms, Tensors
 from tpu_distributed.dispatcher import SENDER, Task
-from tpu_distributed.executors import CollectiveExecutor, HostExecutor, OnDevices
+from tpu_distributed.executors import CollectiveExecutor
 from tpu_distributed.flight_records.recorder import Record
 from tpu_distributed.reductions import Reduction
 from tpu_distributed.rendezvous import CollectiveCall, Rendezvous
-from tpu_distributed.slices import Groups, OnWholeSlice, Whole, whole_of
-from tpu_distributed.stablehlo import DTYPES, ProgramWriter, Value, element_of, numel
-from tpu_distributed.traced_collectives import GROUPS, TracedCollective
+from tpu_distributed.slices import Whole, whole_of
+from tpu_distributed.stablehlo import DTYPES, ProgramWriter, Value, numel
+from tpu_distributed.traced_collectives import GROUPS
 from tpu_distributed.work import CoalescedWork, Collective, CompletedWork, Written
 
 hide_lines_of(__file__)
 
-Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
 # Seconds to wait for the other ranks, None for the group's; and whether the caller goes on at once.
 Options = tuple[float | None, bool]
-# Adds a collective to a program, given its parameters; returns its results.
-Build = Callable[[ProgramWriter, list[Value]], list[Value]]
 
 # Ranks do different things with what these read or write: they are never parts of one program.
 _ROOTED = frozenset({"reduce", "gather", "scatter"})
@@ -61,11 +54,10 @@ class Group:
         self.control, self.whole = control, whole
         self.rank, self.size = control.rank, control.size
         self.devices = list(devices)
+        self._programs = CollectivePrograms(control, self.devices, whole)
         self._known: dict[Any, tuple[CollectiveCall, CollectiveExecutor | None]] = {}
-        self._carriers: dict[Any, CollectiveExecutor] = {}
         self._coalesced: list[CompletedWork] | None = None
         self._is_open = True
-        self._recorded: dict[Any, TracedCollective] = {}
         GROUPS[control.label] = self
         SENDER.start()
 
@@ -341,8 +333,8 @@ class Group:
             timeout: Seconds to wait for the other ranks; the group's unless given.
             agreed: Its record, where they have agreed before.
         """
-        carrier = self._carrier(call, inputs, build, written)
-        return self._send(call, carrier, inputs, written, timeout, True, agreed)
+        executor = self._programs.executor(call, inputs, build, written)
+        return self._send(call, executor, inputs, written, timeout, True, agreed)
 
     def _run(
         self,
@@ -360,26 +352,26 @@ class Group:
         if known is None:
             call = CollectiveCall(kind, detail, tuple((tuple(x.shape), x.dtype) for x in inputs))
             known = self._known[key] = call, None
-        call, carrier = known
+        call, executor = known
         timeout, is_async = options
         if call.is_empty:
             record, _ = self.agree(call, timeout)
             record.finish()
             return self._done(CompletedWork(written))
         if kind not in _ROOTED and spmd_region.records(self):
-            what = self._as_op(call, inputs, build, written, on_hosts)
+            what = self._programs.traced(call, inputs, build, written, on_hosts)
             traced_collectives.record(self, what, inputs, written)
             return self._done(CompletedWork(written))
-        if carrier is None:
-            carrier = self._carrier(call, inputs, build, written, on_hosts)
-            self._known[key] = call, carrier
-        work = self._send(call, carrier, inputs, written, timeout, not is_async)
+        if executor is None:
+            executor = self._programs.executor(call, inputs, build, written, on_hosts)
+            self._known[key] = call, executor
+        work = self._send(call, executor, inputs, written, timeout, not is_async)
         return self._done(work)
 
     def _send(
         self,
         call: CollectiveCall,
-        carrier: CollectiveExecutor,
+        executor: CollectiveExecutor,
         inputs: Tensors,
         written: Tensors,
         timeout: float | None,
@@ -407,7 +399,7 @@ class Group:
         with control.order:
             record = agreed or control.called(call)
             work = Collective(
-                written, record, control, carrier, operands, promises, not agreed, timeout
+                written, record, control, executor, operands, promises, not agreed, timeout
             )
             SENDER.put(work, waits)
         if waits:
@@ -416,77 +408,10 @@ class Group:
             tensor.copy_(values)
         return work
 
-    def _as_op(
-        self,
-        call: CollectiveCall,
-        inputs: Tensors,
-        build: Build,
-        written: Tensors,
-        on_hosts: Reduction | None,
-    ) -> TracedCollective:
-        key = _key(call, inputs, written)
-        what = self._recorded.get(key)
-        if what is None:
-            p, results = self._built(inputs, build, self.size)
-            outputs = tuple((r.shape, DTYPES[r.element]) for r in results)
-            like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
-            results_like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in written]
-            carrier = partial(self._carrier, call, like, build, results_like, on_hosts)
-            what = TracedCollective(call, p.text(results), outputs, carrier)
-            self._recorded[key] = what
-        return what
-
     def _done(self, work: CompletedWork) -> CompletedWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
-
-    def _carrier(
-        self,
-        call: CollectiveCall,
-        inputs: Tensors,
-        build: Build,
-        written: Tensors,
-        on_hosts: Reduction | None = None,
-    ) -> CollectiveExecutor:
-        key = _key(call, inputs, written)
-        carrier = self._carriers.get(key)
-        if carrier is None:
-            client = runtime().client
-            has_hosts = client.platform.name == "cpu" and self.size > 1
-            if self.whole:
-                make = partial(self._program, call, inputs, build, self.whole.world.devices)
-                carrier = OnWholeSlice(self.whole, cache(lambda groups: make(groups=groups)))
-            elif on_hosts and has_hosts and HostExecutor.serves(on_hosts, inputs[0].dtype):
-                device = client.devices[0]
-                take = partial(self._program, call, inputs, _unchanged, [device], takes=True)
-                carrier = HostExecutor(self.control, on_hosts, inputs[0], take, device)
-            else:
-                carrier = OnDevices(self._program(call, inputs, build, self.devices))
-            self._carriers[key] = carrier
-        return carrier
-
-    def _program(
-        self,
-        call: CollectiveCall,
-        inputs: Tensors,
-        build: Build,
-        devices: Sequence[Any],
-        takes: bool = False,
-        groups: Groups | None = None,
-    ) -> Loaded:
-        size = self.size if groups else len(devices)
-        p, results = self._built(inputs, build, size, groups)
-        outputs = [(r.shape, to_numpy_dtype(DTYPES[r.element])) for r in results]
-        text = partial(p.text, results, takes)
-        return obtain_program(runtime(), devices, str(call), text, outputs)
-
-    @staticmethod
-    def _built(
-        inputs: Tensors, build: Build, size: int, groups: Groups | None = None
-    ) -> tuple[ProgramWriter, list[Value]]:
-        p = ProgramWriter(size, groups, not runtime().client.has_fault("racing-reduce-scatter"))
-        return p, build(p, [p.parameter(tuple(x.shape), element_of(x.dtype)) for x in inputs])
 
     def _require(self, smaller: Tensors, larger: Tensors, times: int, name: str) -> None:
         for x, y in zip(smaller, larger):
@@ -495,15 +420,6 @@ class Group:
                     f"{name}: {times} tensors of {x.dtype}{list(x.shape)} do not make one of "
                     f"{y.dtype}{list(y.shape)}."
                 )
-
-
-def _key(call: CollectiveCall, inputs: Tensors, written: Tensors) -> Any:
-    """Key of a program: ranks may want equal results in different shapes."""
-    return call, *[(x.shape, x.dtype) for x in inputs], *[x.shape for x in written]
-
-
-def _unchanged(p: ProgramWriter, xs: list[Value]) -> list[Value]:
-    return xs
 
 
 def _broadcast(p: ProgramWriter, x: Value, root: int) -> Value:

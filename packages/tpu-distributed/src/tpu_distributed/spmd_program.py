@@ -181,7 +181,7 @@ def _alone(segment: Segment, arrays: Sequence[Any]) -> list[Any]:
     with control.order:
         record = control.called(recorded.call)
         record.line = node.line or record.line
-        work = Collective((), record, control, recorded.carrier(), operands, (), True, None)
+        work = Collective((), record, control, recorded.executor(), operands, (), True, None)
         SENDER.put(work, waits=True)
     work.wait(None)
     results = [*work.arrays, put(np.zeros((), np.uint8), device)]

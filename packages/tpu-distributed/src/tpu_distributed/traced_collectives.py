@@ -45,13 +45,13 @@ class TracedCollective:
         call: The call for the preflight check, where it is executed by itself.
         text: Its program.
         outputs: Shape and dtype of each result.
-        carrier: Gives the executor for it by itself.
+        executor: Gives the executor for it by itself.
     """
 
     call: CollectiveCall
     text: str
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    carrier: Callable[[], CollectiveExecutor]
+    executor: Callable[[], CollectiveExecutor]
 
 
 # By text and label of the group, by which a recorded op refers to them.

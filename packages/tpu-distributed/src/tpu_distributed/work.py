@@ -81,7 +81,7 @@ class Collective(CompletedWork):
         tensors: Its results, for the user.
         record: Of the call.
         control: Agrees with the other ranks.
-        carrier: Carries it out.
+        executor: Carries it out.
         operands: Tensors that it reads.
         promises: Tensors that it writes, one for each of the first results of the program.
         agrees: Whether the ranks are still to agree.
@@ -93,7 +93,7 @@ class Collective(CompletedWork):
         tensors: Sequence[torch.Tensor],
         record: Record,
         control: Rendezvous,
-        carrier: CollectiveExecutor,
+        executor: CollectiveExecutor,
         operands: Sequence[Read],
         promises: Sequence[Written],
         agrees: bool,
@@ -101,7 +101,7 @@ class Collective(CompletedWork):
     ) -> None:
         super().__init__(tensors)
         self.is_sent = False
-        self._record, self._control, self._carrier = record, control, carrier
+        self._record, self._control, self._executor = record, control, executor
         self._operands, self._promises = operands, promises
         self._agrees, self._timeout = agrees, timeout
         self._arrays: list[Any] = []
@@ -118,12 +118,12 @@ class Collective(CompletedWork):
                 call.kind, self._record.line, "Collectives", lambda: self._arrays, call=call
             ):
                 if self._agrees:
-                    payload = self._carrier.payload(arrays)
+                    payload = self._executor.payload(arrays)
                     payloads = self._control.agree(self._record, self._timeout, payload)
                 self._is_entered = True
                 takes = all(operand.is_last_use() for operand in self._operands)
                 try:
-                    self._arrays = self._carrier.run(arrays, takes, payloads, self._record)
+                    self._arrays = self._executor.run(arrays, takes, payloads, self._record)
                 except Exception as error:
                     self._record.fail(error)
                     raise
