@@ -11,18 +11,32 @@ from tpu_core._version import DOCS_URL
 DOCS_PAGE = "docs/reference/errors.md"
 
 
-class Documented:
+class Documented(Exception):
     """Code, docs anchor and message format shared by the errors and the warnings.
 
     Attributes:
         code: Stable code such as ``"TPU1001"``; never reused for another meaning.
         docs_anchor: Anchor of the class on the errors page.
         remedy: Advice, where the place that raises has nothing more specific to say.
+        line: The user's line, or None.
+        values: Names and values that were involved.
     """
 
     code: ClassVar[str] = "TPU1000"
     docs_anchor: ClassVar[str] = "tpu1000"
     remedy: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        what: str = "",
+        *,
+        values: Mapping[str, object] | None = None,
+        line: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(self.compose(what, values, line, remedy))
+        self.line = line
+        self.values: dict[str, object] = dict(values or {})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,31 +105,9 @@ class TpuError(Documented, RuntimeError):
         >>> raise ExecutionError("A program failed.", values={"op": "aten.add.Tensor"})
     """
 
-    def __init__(
-        self,
-        what: str = "",
-        *,
-        values: Mapping[str, object] | None = None,
-        line: str | None = None,
-        remedy: str | None = None,
-    ) -> None:
-        super().__init__(self.compose(what, values, line, remedy))
-        self.line = line
-        self.values: dict[str, object] = dict(values or {})
-
 
 class TpuWarning(Documented, UserWarning):
     """Base of the warnings; takes the same arguments as `TpuError`."""
-
-    def __init__(
-        self,
-        what: str = "",
-        *,
-        values: Mapping[str, object] | None = None,
-        line: str | None = None,
-        remedy: str | None = None,
-    ) -> None:
-        super().__init__(self.compose(what, values, line, remedy))
 
 
 def format_bytes(n: float) -> str:
