@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpu_core.lowering.branch_cuts import rsqrt, sqrt
 from tpu_core.lowering.dtypes import cast, compute, compute_float, is_float, is_number, promote
 from tpu_core.lowering.registry import lowering
 
@@ -21,18 +22,6 @@ Array = jax.Array
 
 def trunc(x: Array) -> Array:
     return jnp.where(x < 0, jnp.ceil(x), jnp.floor(x))
-
-
-def sqrt(x: Array) -> Array:
-    root = jnp.sqrt(x)
-    if x.dtype.kind != "c":
-        return root
-    # XLA has the root above the branch cut where the imaginary part is -0.0 (C99, G.6.4.2).
-    return lax.complex(root.real, jnp.copysign(root.imag, x.imag))
-
-
-def rsqrt(x: Array) -> Array:
-    return 1 / sqrt(x) if x.dtype.kind == "c" else lax.rsqrt(x)
 
 
 def is_one(x: Any) -> bool:

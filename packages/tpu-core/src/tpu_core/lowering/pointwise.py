@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.arithmetic import on_common_shape, rsqrt, sqrt, trunc
+from tpu_core.lowering import branch_cuts
+from tpu_core.lowering.arithmetic import on_common_shape, trunc
 from tpu_core.lowering.dtypes import cast, compute, compute_float, promote
 from tpu_core.lowering.registry import lowering, register_table
 
@@ -147,9 +148,10 @@ register_table(
 
 def _log_of_base(base: float) -> Callable[[Array], Array]:
     def log(x: Array) -> Array:
-        value = jnp.log(x) * (1 / math.log(base))
-        if x.dtype.kind == "c":
-            return value
+        value, scale = jnp.log(x), 1 / math.log(base)
+        if x.dtype.kind == "c":  # a complex product of an infinite part has no other part
+            return lax.complex(value.real * scale, value.imag * scale)
+        value *= scale
         # Powers of the base give whole numbers, for floor(log2(n)): two ulp are rounded away.
         whole = jnp.round(value)
         slack = 2 * float(jnp.finfo(x.dtype).eps)
@@ -246,8 +248,8 @@ register_table(
         # Of `conj_physical_` and `out=`; the op itself is PyTorch's composite.
         "aten.conj_physical.default": jnp.conj,
         "aten.reciprocal.default": floats(lambda x: 1 / x),
-        "aten.sqrt.default": floats(sqrt),
-        "aten.rsqrt.default": floats(rsqrt),
+        "aten.sqrt.default": floats(branch_cuts.sqrt),
+        "aten.rsqrt.default": floats(branch_cuts.rsqrt),
         "aten.exp.default": floats(jnp.exp),
         "aten.exp2.default": floats(_exp2),
         "aten.expm1.default": floats(jnp.expm1),
@@ -258,14 +260,14 @@ register_table(
         "aten.sin.default": floats(jnp.sin),
         "aten.cos.default": floats(jnp.cos),
         "aten.tan.default": floats(jnp.tan),
-        "aten.asin.default": floats(jnp.arcsin),
-        "aten.acos.default": floats(jnp.arccos),
+        "aten.asin.default": floats(branch_cuts.asin),
+        "aten.acos.default": floats(branch_cuts.acos),
         "aten.atan.default": floats(jnp.arctan),
         "aten.sinh.default": floats(jnp.sinh),
         "aten.cosh.default": floats(jnp.cosh),
         "aten.tanh.default": floats(jnp.tanh),
-        "aten.asinh.default": floats(jnp.arcsinh),
-        "aten.acosh.default": floats(jnp.arccosh),
+        "aten.asinh.default": floats(branch_cuts.asinh),
+        "aten.acosh.default": floats(branch_cuts.acosh),
         "aten.atanh.default": floats(jnp.arctanh),
         "aten.sigmoid.default": floats(lax.logistic),
         "aten.sinc.default": floats(_sinc),
