@@ -1,8 +1,8 @@
-"""Which sweeps run by default.
+"""Sweeps through OpInfo that run by default.
 
 ``integration/tests/test_conformance.py`` runs every op on the device. The sweeps here go through
 more dtypes, samples and gradients, and take a quarter of an hour: by default those of the families
-that models train with, all of them in ``nox -s slow``.
+that models train with, all of them in ``nox -s slow``. All other tests run by default.
 """
 
 from __future__ import annotations
@@ -20,5 +20,7 @@ DEFAULT = frozenset(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name == "lowering" and item.path.stem not in DEFAULT:
+        if item.path.parent.name != "lowering" or item.path.stem in DEFAULT:
+            continue
+        if "opinfo" in item.name:
             item.add_marker(pytest.mark.slow)
