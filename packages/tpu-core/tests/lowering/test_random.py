@@ -240,6 +240,15 @@ def test_dropout():
     assert set(np.unique(half / x.astype(jnp.bfloat16)).astype(float)) == {0, 2}
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16, torch.complex64])
+def test_the_gradient_of_dropout_has_the_values_of_the_cpu(dtype):
+    grad = torch.tensor([1, 0, 1, 1]).to(dtype)
+    mask = torch.tensor([True, True, False, True])
+    expected = torch.ops.aten.native_dropout_backward(grad, mask, 2.5)
+    found = torch.ops.aten.native_dropout_backward(grad.to("tpu"), mask.to("tpu"), 2.5)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("dtype", "top"),
     [

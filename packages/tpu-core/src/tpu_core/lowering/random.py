@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, is_float, op_math
+from tpu_core.lowering.dtypes import cast, float_dtype, is_float, op_math
 from tpu_core.lowering.registry import lowering
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -290,7 +290,8 @@ def native_dropout(
 
 @lowering("aten.native_dropout_backward.default")
 def native_dropout_backward(grad_output: jax.Array, mask: jax.Array, scale: Any) -> jax.Array:
-    return _masked_scale(grad_output, mask, scale)
+    x = cast(grad_output, float_dtype(grad_output.dtype))  # of integers too, as by a product
+    return _masked_scale(x, mask, scale)
 
 
 def _masked_scale(x: jax.Array, mask: jax.Array, scale: Any) -> jax.Array:
