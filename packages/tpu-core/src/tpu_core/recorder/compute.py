@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.dtypes import cast, to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
@@ -336,8 +336,6 @@ def avals(meta: Any, size: Callable[[Any], int]) -> Any:
         >>> avals(node.meta["val"], int)
         ShapeDtypeStruct(shape=(3, 4), dtype=float32)
     """
-    from tpu_core.lowering.dtypes import to_numpy_dtype
-
     if isinstance(meta, (list, tuple)):
         return [avals(m, size) for m in meta]
     if isinstance(meta, torch.Tensor):
