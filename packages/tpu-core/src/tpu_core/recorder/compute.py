@@ -26,7 +26,7 @@ from tpu_core.recorder.functional_variants import overload_name, overload_of
 
 
 class LoweringCompute:
-    """Computes by a lowering of the registry.
+    """Computation by a lowering of the registry.
 
     Args:
         entry: The lowering.
@@ -79,7 +79,7 @@ def _lowering_of_name(
 
 
 class GraphCompute:
-    """Computes by PyTorch's decomposition, a graph over the flattened tensor arguments.
+    """Computation by PyTorch's decomposition, a graph over the flattened tensor arguments.
 
     Args:
         op: The functional overload.
@@ -165,7 +165,7 @@ def _entry_of_name(target: Any) -> Lowering | None:
 
 
 class GraphEvaluator(ABC):
-    """Evaluates FX graphs of functional overloads on JAX values.
+    """Evaluator of FX graphs of functional overloads on JAX values.
 
     The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings.
 
@@ -257,7 +257,7 @@ class GraphEvaluator(ABC):
 
 
 class _Plain(GraphEvaluator):
-    """Evaluates a graph that has overloads with lowerings and nothing else."""
+    """Evaluator of a graph that has overloads with lowerings and nothing else."""
 
     def __init__(
         self,
