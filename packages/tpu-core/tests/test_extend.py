@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from interpreter import clean
-from tpu_core import extend
+from tpu_core import extend, modes
+from tpu_core.errors import ConfigurationError
 from tpu_core.extend._page import documentation, extend_page
 
 PACKAGES = Path(__file__).parents[2]
@@ -20,6 +24,31 @@ def test_each_name_has_a_docstring_with_an_example(name: str) -> None:
     text = documentation(name)
     assert text and "Example:\n" in text
     assert f'<a id="{name}"></a>' in extend_page()
+
+
+@pytest.mark.parametrize("name", extend.__all__)
+def test_the_example_of_a_function_has_its_name_here(name: str) -> None:
+    if inspect.isfunction(getattr(extend, name)):
+        example = documentation(name).partition("Example:\n")[2]
+        assert re.search(rf"\b{name}\b", example)
+
+
+def test_the_page_has_the_calling_convention_of_lowerings() -> None:
+    assert "### Calling convention of a lowering\n\n* It is called with" in extend_page()
+
+
+def test_record_op_refuses_an_op_that_is_not_defined() -> None:
+    with pytest.raises(RuntimeError, match="No library has defined the op 'acme::missing'"):
+        extend.record_op("acme::missing")
+
+
+def test_an_entry_point_of_a_mode_that_names_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = EntryPoint("wrong", "collections:OrderedDict", "tpu_core.modes")
+    monkeypatch.setattr(modes, "_installed", lambda: {"wrong": point})
+    with pytest.raises(ConfigurationError, match="'wrong' = 'collections:OrderedDict' names no"):
+        modes.find("wrong")
 
 
 def test_type_checkers_see_the_same_names() -> None:

@@ -1,4 +1,4 @@
-"""Prepares Dynamo for the device when it is imported (entry point group ``torch.backends``).
+"""Prepare Dynamo for the device when it is imported (entry point group ``torch.backends``).
 
 It runs inside ``import torch`` and imports nothing of Dynamo, which costs two seconds: it waits for
 some of its modules.

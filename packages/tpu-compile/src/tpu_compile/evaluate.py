@@ -1,4 +1,4 @@
-"""Evaluates graphs of functional overloads on JAX values."""
+"""Evaluate graphs of functional overloads on JAX values."""
 
 from __future__ import annotations
 

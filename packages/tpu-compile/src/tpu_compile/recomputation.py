@@ -1,4 +1,4 @@
-"""Keeps what activation checkpointing recomputes apart from the first time.
+"""Keep what activation checkpointing recomputes apart from the first time.
 
 AOTAutograd copies the ops of ``torch.utils.checkpoint`` into the backward graph. Where forward and
 backward end in one program, XLA would see that equal ops are computed twice and keep the first

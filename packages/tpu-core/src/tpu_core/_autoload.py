@@ -1,4 +1,4 @@
-"""Registers device ``tpu`` when torch is imported (entry point group ``torch.backends``).
+"""Register device ``tpu`` when torch is imported (entry point group ``torch.backends``).
 
 It runs inside ``import torch``: it prints nothing, imports neither jax nor libtpu, and never
 raises. What is wrong is said when the device is first used. Only what registering needs is

@@ -1,4 +1,4 @@
-"""Marks what `torch.utils.checkpoint` recomputes, for the compiler to keep it apart.
+"""Mark what `torch.utils.checkpoint` recomputes, for the compiler to keep it apart.
 
 Forward, recomputation and backward may end in one program, where XLA would see that equal ops are
 computed twice and keep the first result: the memory that checkpointing is to save. PyTorch has no

@@ -1,4 +1,4 @@
-"""Finds out whether the device waits for the `DataLoader`, and says so once.
+"""Find out whether the device waits for the `DataLoader`, and say so once.
 
 PyTorch has no hook for this, so the iterators' ``__next__`` is wrapped when the device starts. Most
 batches are only counted. Now and then `BATCHES` in a row are measured: how long ``__next__`` took

@@ -74,7 +74,7 @@ def find(name: str) -> Mode:
     """The mode of a name.
 
     Raises:
-        ConfigurationError: No installed package has it.
+        ConfigurationError: No installed package has it, or its entry point names no mode.
     """
     if name == STRICT.name:
         return STRICT
@@ -82,10 +82,16 @@ def find(name: str) -> Mode:
     if entry is None:
         raise ConfigurationError(
             f"There is no eager mode '{name}'; installed are {', '.join(names())}.",
-            remedy="Modes 'debug' and 'fused' come with the package tpu-eager.",
+            remedy="Modes 'debug' and 'fused' come with the package tpu-eager, others by an entry "
+            "point of the group 'tpu_core.modes'.",
         )
     mode = entry.load()
-    assert isinstance(mode, Mode)
+    if not isinstance(mode, Mode):
+        raise ConfigurationError(
+            f"The entry point '{name}' = '{entry.value}' names no tpu_core.extend.Mode.",
+            values={"found": type(mode).__name__},
+            remedy="Have it name an instance: Mode('by_fours', max_ops=4).",
+        )
     return mode
 
 

@@ -1,4 +1,4 @@
-"""Starts the device on first use, and answers the extension's questions about it."""
+"""Start of the device on first use, and the functions that the extension calls."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _start() -> Runtime:
     store = open_store(config())
     builder = programs.ProgramBuilder(client, store)
     runtime = Runtime(client, builder, store)
-    _serve(client, builder)
+    _set_callbacks(client, builder)
     # Working them out takes a fifth of the start.
     overloads = remembered_names(
         store,
@@ -137,7 +137,7 @@ def _start() -> Runtime:
     _C.set_default_mode(modes.current().native())
     tiers.choose(client)
     checked.choose()
-    on_reload(_choose)
+    on_reload(_apply_config)
     memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)
@@ -152,7 +152,7 @@ def _start() -> Runtime:
     return runtime
 
 
-def _choose() -> None:
+def _apply_config() -> None:
     if _state is not None:
         from tpu_core.recorder import checked
 
@@ -160,8 +160,8 @@ def _choose() -> None:
         checked.choose()
 
 
-def _serve(client: Any, builder: Any) -> None:
-    """Answer the extension's questions with a client and its programs."""
+def _set_callbacks(client: Any, builder: Any) -> None:
+    """Give the extension the functions of Python that it calls: ``callback("name")`` there."""
     from tpu_core import host_reads, interruptible, memory_limit
     from tpu_core.compiler import programs, state_init
     from tpu_core.padding import arrays
@@ -268,7 +268,7 @@ def _restart(join: Callable[[], None]) -> None:
     builder = programs.ProgramBuilder(client, former.store)
     tiers.choose(client)
     _C.clear_programs()
-    _serve(client, builder)
+    _set_callbacks(client, builder)
     former.builder.background.workers.close()
     atexit.register(builder.background.workers.close)
     _state = Runtime(client, builder, former.store)

@@ -16,7 +16,8 @@ lowering.load()
 
 OPS = """erf erfc erfinv lgamma digamma polygamma i0 igamma igammac special.i0e special.i1
 special.i1e special.modified_bessel_i0 special.modified_bessel_i1 special.spherical_bessel_j0
-special.entr special.erfcx special.log_ndtr special.ndtri special.zeta special.xlog1py""".split()
+special.airy_ai special.entr special.erfcx special.log_ndtr special.ndtri special.zeta
+special.xlog1py""".split()
 # High orders sum large terms of both signs: a few float32 ulp more than the default.
 POLYGAMMA = {torch.float32: (1e-5, 1e-4)}
 
@@ -66,7 +67,7 @@ def functions(names: str):
 @pytest.mark.parametrize(
     "fn",
     functions(
-        "erf erfc erfinv gammaln digamma i0 i0e i1 i1e entr erfcx log_ndtr ndtri bessel_j0 "
+        "airy_ai erf erfc erfinv gammaln digamma i0 i0e i1 i1e entr erfcx log_ndtr ndtri bessel_j0 "
         "bessel_j1 bessel_y0 bessel_y1 modified_bessel_k0 modified_bessel_k1 "
         "scaled_modified_bessel_k0 scaled_modified_bessel_k1"
     ),
@@ -107,6 +108,13 @@ def test_scalar_overloads() -> None:
 def test_bessel_functions_in_each_range(fn) -> None:
     near_borders = torch.tensor([1e-6, 1e-3, 1.999, 2.0, 2.001, 4.999, 5.0, 5.001, 30.0, 1e4])
     compare(fn, torch.cat([near_borders, -near_borders]).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_airy_function_in_each_range(dtype: torch.dtype) -> None:
+    borders = torch.tensor([2.089, 2.09, 2.091, 8.32, 8.321, 30.0, 103.89, 103.9], dtype=dtype)
+    inside = torch.linspace(-20, 20, 401, dtype=dtype)
+    compare(torch.special.airy_ai, torch.cat([borders, -borders[:6], inside]))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Registers the c10d backend ``tpu`` (entry point group ``torch.backends``).
+"""Register the c10d backend ``tpu`` (entry point group ``torch.backends``).
 
 It runs inside ``import torch``, which has imported ``torch.distributed`` before; everything else of
 this package waits until a process group is made.

@@ -1,4 +1,4 @@
-"""Writes the small StableHLO programs of collectives as text.
+"""Write the small StableHLO programs of collectives as text.
 
 Text is 30 times cheaper to make than a trace of JAX. A program is for one group of devices, each of
 which is a replica, numbered as the ranks of the group are; or for several groups at once.

@@ -1,4 +1,4 @@
-"""Adds the bias of a linear layer where the layer's result is read, not before."""
+"""Add the bias of a linear layer where the layer's result is read, not before."""
 
 from __future__ import annotations
 

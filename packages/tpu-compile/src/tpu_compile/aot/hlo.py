@@ -1,4 +1,4 @@
-"""Reads XLA's optimized HLO text: shapes, collectives, loops, and how often each runs."""
+"""Read XLA's optimized HLO text: shapes, collectives, loops, and how often each runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces a job with its equal layers as loops: one layer is traced for all of a run.
+"""Trace a job with its equal layers as loops: one layer is traced for all of a run.
 
 What cannot be scanned after all is compiled layer by layer, and a note says why.
 """

@@ -1,4 +1,4 @@
-"""Starts the worker that libtpu runs in, and turns what can go wrong there into errors."""
+"""Start the worker that libtpu runs in, and turn what can go wrong there into errors."""
 
 from __future__ import annotations
 

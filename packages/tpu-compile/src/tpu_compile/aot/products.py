@@ -1,4 +1,4 @@
-"""Keeps the leading dimensions of products apart where their results are divided.
+"""Keep the leading dimensions of products apart where their results are divided.
 
 PyTorch makes one dimension of a linear layer's batch and sequence, and two of them behind the
 product. No part of a sequence is a range of that dimension: XLA would add a divided product up

@@ -1,4 +1,4 @@
-"""Finds equal layers that follow each other.
+"""Find equal layers that follow each other.
 
 The model runs once on fake tensors with every candidate watched: layers can be scanned if each is
 called once, each takes what the one before returned, nothing else uses that, and all do the same

@@ -87,11 +87,12 @@ class ModelState:
         runs: Layers whose tensors are stacked.
 
     Attributes:
-        leaves: Of each leaf its `Leaf`.
-        tensors: For each leaf the tensor (the first of a stack), with `Run` and name in the layer
-            where it is stacked.
+        leaves: The inputs that the tensors become, in the order of the model's names.
+        tensors: The model's tensor of each leaf; the first of a stack.
+        stacks: For each leaf that is stacked, its `Run` and its name in the layer.
         specs: Partition spec of each parameter and buffer, by its own name.
         owners: Leaf of each parameter and buffer, by its own name; tied ones share a leaf.
+        requires_grad: For each leaf, whether it is a parameter that is trained.
     """
 
     def __init__(

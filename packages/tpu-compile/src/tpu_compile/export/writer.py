@@ -1,4 +1,4 @@
-"""Writes a program of `torch.export` as a folder with StableHLO, weights and a manifest."""
+"""Write a program of `torch.export` as a folder with StableHLO, weights and a manifest."""
 
 from __future__ import annotations
 

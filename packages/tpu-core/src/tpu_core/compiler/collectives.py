@@ -54,7 +54,7 @@ def obtain(
 
     Example:
         >>> outputs = [((4,), np.dtype(np.float32))]
-        >>> loaded = obtain(runtime(), [device], "negate f32[4]", lambda: text, outputs)
+        >>> loaded = obtain_program(runtime(), [device], "negate f32[4]", lambda: text, outputs)
         >>> (y,) = loaded.execute([x]).consume_with_handlers(loaded.handlers)
     """
     client, store = runtime.client, runtime.store

@@ -70,6 +70,8 @@ def record_op(
         >>> register("mylib.scale.default", lambda x, by: x * by)
         >>> record_op("mylib::scale")
     """
+    if not torch._C._jit_get_schemas_for_operator(name):
+        raise RuntimeError(f"No library has defined the op '{name}'.")
     _C.register_overloads([name])
     if derivatives is not None:
         _C.register_differentiable(name, *derivatives)

@@ -8,6 +8,7 @@ import textwrap
 from typing import Any
 
 from tpu_core import extend
+from tpu_core.lowering import registry
 
 _HEAD = """\
 # Extending the device
@@ -23,9 +24,23 @@ A package plugs in by entry points:
 | Group | Name | Object |
 |---|---|---|
 | `tpu_core.kernels` | an overload, `aten.silu.default` | a `Kernel` |
-| `tpu_core.modes` | an eager mode, for `torch.tpu.eager_mode` and `TPU_EAGER_MODE` | a `Mode` |
+| `tpu_core.modes` | an eager mode: `torch.tpu.eager_mode = "by_fours"` | a `Mode` |
 | `tpu_core.cli` | a subcommand of `tpu` | a `typer.Typer` |
 | `tpu_core.device_modules` | an attribute of `torch.tpu` | a module |
+
+In `pyproject.toml`:
+
+```toml
+[project.entry-points."tpu_core.modes"]
+by_fours = "acme_tpu:BY_FOURS"
+
+[project.entry-points."tpu_core.cli"]
+acme = "acme_tpu.cli:app"
+```
+
+`packages/tpu-core/tests/third_party/acme_tpu` is a complete package with an op and its gradient, a
+kernel, a mode and a command. Importing it registers the op; what an entry point names is imported
+at its first use.
 
 Programs on disk are known by the sources of the packages that shape them: see
 [program keys](../explanation/program-keys.md#digests-of-sources).
@@ -43,9 +58,23 @@ def extend_page() -> str:
         out += [f"**{group}**: {links}\n"]
     for group, names in extend.GROUPS.items():
         out.append(f"## {group}\n")
+        if "register" in names:
+            out.append(_convention())
         for name in names:
             out += [f'<a id="{name}"></a>', f"### {name}\n", *_entry(name, getattr(extend, name))]
     return "\n".join(out).rstrip() + "\n"
+
+
+def _convention() -> str:
+    """The calling convention of a lowering, from the docstring of the registry's module."""
+    title = "Calling convention of a lowering"
+    text = textwrap.dedent((registry.__doc__ or "").partition(f"{title}\n")[2]).strip()
+    return f"### {title}\n\n{_markdown(text)}\n"
+
+
+def _markdown(text: str) -> str:
+    """A docstring's text with Markdown's marks of code."""
+    return re.sub(r"(?<!`)``([^`]+)``(?!`)", r"`\1`", text)
 
 
 def documentation(name: str) -> str:
@@ -91,7 +120,7 @@ def _block(section: str, lines: list[str]) -> list[str]:
     text = textwrap.dedent("\n".join(lines)).strip("\n")
     if not text:
         return []
-    text = re.sub(r"(?<!`)``([^`]+)``(?!`)", r"`\1`", text)
+    text = _markdown(text)
     if section.startswith("Example"):
         return ["```python", text, "```\n"]
     if not section:

@@ -1,4 +1,4 @@
-"""Bessel functions of the first and second kind, and modified ones of the second kind.
+"""Bessel functions of the first and second kind, modified ones of the second kind, and Ai.
 
 Rational functions and Chebyshev series of Cephes, with the coefficients of
 aten/src/ATen/native/Math.h.
@@ -240,6 +240,74 @@ _K1_B = (
     1.03923736576817238437e-01,
     2.72062619048444266945e00,
 )
+_INVERSE_ROOT_PI = 5.64189583547756286948e-01
+_AIRY_P = (
+    3.46538101525629032477e-01,
+    1.20075952739645805542e01,
+    7.62796053615234516538e01,
+    1.68089224934630576269e02,
+    1.59756391350164413639e02,
+    7.05360906840444183113e01,
+    1.40264691163389668864e01,
+    9.99999999999999995305e-01,
+)
+_AIRY_Q = (
+    5.67594532638770212846e-01,
+    1.47562562584847203173e01,
+    8.45138970141474626562e01,
+    1.77318088145400459522e02,
+    1.64234692871529701831e02,
+    7.14778400825575695274e01,
+    1.40959135607834029598e01,
+    1.00000000000000000470e00,
+)
+_AIRY_FP = (
+    -1.31696323418331795333e-01,
+    -6.26456544431912369773e-01,
+    -6.93158036036933542233e-01,
+    -2.79779981545119124951e-01,
+    -4.91900132609500318020e-02,
+    -4.06265923594885404393e-03,
+    -1.59276496239262096340e-04,
+    -2.77649108155232920844e-06,
+    -1.67787698489114633780e-08,
+)
+_AIRY_FQ = (
+    1.33560420706553243746e01,
+    3.26825032795224613948e01,
+    2.67367040941499554804e01,
+    9.18707402907259625840e00,
+    1.47529146771666414581e00,
+    1.15687173795188044134e-01,
+    4.40291641615211203805e-03,
+    7.54720348287414296618e-05,
+    4.51850092970580378464e-07,
+)
+_AIRY_GP = (
+    1.97339932091685679179e-02,
+    3.91103029615688277255e-01,
+    1.06579897599595591108e00,
+    9.39169229816650230044e-01,
+    3.51465656105547619242e-01,
+    6.33888919628925490927e-02,
+    5.85804113048388458567e-03,
+    2.82851600836737019778e-04,
+    6.98793669997260967291e-06,
+    8.11789239554389293311e-08,
+    3.41551784765923618484e-10,
+)
+_AIRY_GQ = (
+    9.30892908077441974853e00,
+    1.98352928718312140417e01,
+    1.55646628932864612953e01,
+    5.47686069422975497931e00,
+    9.54293611618961883998e-01,
+    8.64580826352392193095e-02,
+    4.12656523824222607191e-03,
+    1.01259085116509135510e-04,
+    1.17166733214413521882e-06,
+    4.91834570062930015649e-09,
+)
 
 
 def _series(x: Array, coefficients: Sequence[float]) -> Array:
@@ -337,8 +405,38 @@ def _modified(order: int, scaled: bool) -> Callable[[Array], Array]:
     return k
 
 
+def _airy(x: Array) -> Array:
+    left, right = x < -2.09, x >= 2.09
+    low = jnp.where(left, -x, jnp.full_like(x, 3))
+    zeta = 2 * low * jnp.sqrt(low) / 3
+    z = 1 / zeta
+    y, angle = z * z, zeta + math.pi / 4
+    even = 1 + y * _series(y, _AIRY_FP) / _series(y, _AIRY_FQ)
+    odd = z * _series(y, _AIRY_GP) / _series(y, _AIRY_GQ)
+    wave = jnp.sin(angle) * even - jnp.cos(angle) * odd
+    wave = _INVERSE_ROOT_PI / jnp.sqrt(jnp.sqrt(low)) * wave
+
+    high = jnp.where(right, x, jnp.full_like(x, 3))
+    zeta = 2 * high * jnp.sqrt(high) / 3
+    decay = _INVERSE_ROOT_PI * (_series(1 / zeta, _AIRY_P) / _series(1 / zeta, _AIRY_Q))
+    decay = decay / (2 * jnp.sqrt(jnp.sqrt(high)) * jnp.exp(zeta))
+    decay = jnp.where(x > 103.892, jnp.zeros_like(x), decay)
+
+    # Terms of Taylor's series up to the 14th reach the digits of float64 for abs(x) <= 2.09.
+    near = jnp.where(left | right, jnp.zeros_like(x), x)
+    cube, f, g = near * near * near, jnp.ones_like(x), jnp.ones_like(x)
+    for k in range(3 * 14, 0, -3):
+        f = 1 + f * cube / (k * (k - 1))
+        g = 1 + g * cube / (k * (k + 1))
+    value = 0.355028053887817239260 * f - 0.258819403792806798405 * near * g
+
+    value = jnp.where(left, wave, jnp.where(right, decay, value))
+    return jnp.where(jnp.isinf(x), jnp.full_like(x, jnp.nan), value)  # as PyTorch, for either sign
+
+
 register_table(
     {
+        "aten.special_airy_ai.default": floats(_airy),
         "aten.special_bessel_j0.default": floats(_j0),
         "aten.special_bessel_j1.default": floats(_j1),
         "aten.special_bessel_y0.default": floats(_y0),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_core.lowering import checks
-from tpu_core.lowering.dtypes import cast, to_numpy_dtype
+from tpu_core.lowering.dtypes import TO_TORCH, cast, to_numpy_dtype
 from tpu_core.lowering.implementations import implementation
 from tpu_core.lowering.registry import Lowering
 
@@ -111,8 +111,6 @@ def to_jax(t: torch.Tensor) -> jax.Array:
 
 def to_torch(a: Any) -> torch.Tensor:
     """A JAX array's value as a CPU tensor (a copy)."""
-    from tpu_core.lowering.dtypes import TO_TORCH
-
     n = np.array(a)
     if n.dtype.kind in "biufc":
         return torch.from_numpy(n) if n.ndim else torch.tensor(n.item(), dtype=TO_TORCH[n.dtype])

@@ -25,7 +25,7 @@ def scope_name(products: int, passes: int = 1) -> str:
         passes: Passes of each through the matrix unit: 6 for an exact product of float32.
 
     Example:
-        >>> with jax.named_scope(scope_name(2 * m * n * k)):
+        >>> with jax.named_scope(kernel_scope(2 * m * n * k)):
         ...     y = kernel(a, b)
     """
     return f"kernel(products={products},passes={passes})"

@@ -10,9 +10,8 @@ Calling convention of a lowering
     * A ``Tensor`` arrives as a JAX array of the tensor's logical shape and dtype (x64 is on), an
       optional one may be ``None``, a ``Tensor[]`` is a list.
     * A ``Scalar`` or ``float`` argument arrives either as a Python number or as a 0-d *weakly
-    typed*
-      JAX array: numbers are run-time inputs of the executable, so that a changing learning rate
-      compiles nothing. A lowering that must branch on such an argument in Python names it in
+      typed* JAX array: numbers are run-time inputs of the executable, so that a changing learning
+      rate compiles nothing. A lowering that must branch on such an argument in Python names it in
       ``static``.
     * ``int``, ``int[]``, ``bool``, ``str`` and ``torch.dtype`` arguments are Python values.
     * A parameter called ``out`` receives a tuple of `jax.ShapeDtypeStruct`: what PyTorch's meta
@@ -47,7 +46,7 @@ class Lowering:
 
     Attributes:
         op: Name of the functional overload, as ``str(torch.ops.aten.add.Tensor)`` prints it.
-        fn: Function over JAX values, see the module's docstring.
+        fn: Function over JAX values, see `register`.
         family: The file that holds it (``"pointwise"``, ``"reduction"``, ...).
         static: Names of number arguments that are compiled in rather than passed at run time.
         random: Whether ``fn`` takes a ``key``.
@@ -165,7 +164,7 @@ def register(
 
     Args:
         op: Full overload name, namespace included; the overload ``default`` is spelled out.
-        fn: See the module's docstring for what it is called with.
+        fn: Function over JAX values, see the calling convention.
         static: Number arguments that must be Python values.
         random: Whether the op draws random numbers; ``fn`` is then called with ``key=``. The name
             of a number: it draws unless that is 0.
@@ -181,7 +180,9 @@ def register(
         >>> register("mylib.scale.default", lambda x, by: x * by)
     """
     if op.count(".") != 2:
-        raise ValueError(f"'{op}' is not a full overload name such as 'aten.add.Tensor'.")
+        raise ValueError(
+            f"'{op}' is not a full overload name such as 'aten.add.Tensor' or 'aten.mm.default'."
+        )
     code = inspect.unwrap(fn).__code__ if hasattr(inspect.unwrap(fn), "__code__") else None
     where = location or (f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn))
     family = where.rsplit("/", 1)[-1].split(".py", 1)[0]

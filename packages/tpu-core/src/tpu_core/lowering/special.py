@@ -1,7 +1,4 @@
-"""Special functions: error and gamma families, modified Bessel functions of the first kind, zeta.
-
-``airy_ai`` has no counterpart in JAX and is left to the fallback.
-"""
+"""Special functions: error and gamma families, zeta, modified Bessel functions of first kind."""
 
 from __future__ import annotations
 

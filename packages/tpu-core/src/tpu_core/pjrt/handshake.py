@@ -67,7 +67,7 @@ def connect(
             as it does where it has too many, is asked again until then.
 
     Raises:
-        RefusedError: The server answers, and has another secret or no use for the subject.
+        PeerRefusedError: The server answers, and has another secret or no use for the subject.
         OSError: It cannot be reached.
 
     Example:
@@ -164,7 +164,7 @@ class PeerListener:
 
     Example:
         >>> socket = listen_for_peers("")
-        >>> peers = PeerListener(socket, secret, expected.__contains__, admit, selector)
+        >>> peers = PeerListener(socket, secret, expected.__contains__, admit, print, selector)
         >>> peers.turn(0.2)
     """
 

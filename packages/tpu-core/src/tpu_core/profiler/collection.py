@@ -1,4 +1,4 @@
-"""Collects the device's rows of a profile; the extension calls `start`, `stop` and `rows`."""
+"""Collect the device's rows of a profile; the extension calls `start`, `stop` and `rows`."""
 
 from __future__ import annotations
 

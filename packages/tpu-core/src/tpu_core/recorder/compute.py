@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_core.lowering.dtypes import cast
+from tpu_core.lowering.dtypes import cast, to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
@@ -26,7 +26,7 @@ from tpu_core.recorder.functional_variants import overload_name, overload_of
 
 
 class LoweringCompute:
-    """Computes by a lowering of the registry.
+    """Computation by a lowering of the registry.
 
     Args:
         entry: The lowering.
@@ -79,7 +79,7 @@ def _lowering_of_name(
 
 
 class GraphCompute:
-    """Computes by PyTorch's decomposition, a graph over the flattened tensor arguments.
+    """Computation by PyTorch's decomposition, a graph over the flattened tensor arguments.
 
     Args:
         op: The functional overload.
@@ -165,7 +165,7 @@ def _entry_of_name(target: Any) -> Lowering | None:
 
 
 class GraphEvaluator(ABC):
-    """Evaluates FX graphs of functional overloads on JAX values.
+    """Evaluator of FX graphs of functional overloads on JAX values.
 
     The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings.
 
@@ -257,7 +257,7 @@ class GraphEvaluator(ABC):
 
 
 class _Plain(GraphEvaluator):
-    """Evaluates a graph that has overloads with lowerings and nothing else."""
+    """Evaluator of a graph that has overloads with lowerings and nothing else."""
 
     def __init__(
         self,
@@ -336,8 +336,6 @@ def avals(meta: Any, size: Callable[[Any], int]) -> Any:
         >>> avals(node.meta["val"], int)
         ShapeDtypeStruct(shape=(3, 4), dtype=float32)
     """
-    from tpu_core.lowering.dtypes import to_numpy_dtype
-
     if isinstance(meta, (list, tuple)):
         return [avals(m, size) for m in meta]
     if isinstance(meta, torch.Tensor):

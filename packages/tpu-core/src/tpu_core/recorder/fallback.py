@@ -44,8 +44,11 @@ def run_on_cpu(
     except NotImplementedError as error:
         if target is not None:
             raise
+        own = "Register a lowering (tpu_core.extend.register), or a CPU kernel (torch.library)."
         raise UnsupportedOpError(
-            f"{name} has no lowering, no decomposition and no CPU kernel.", line=line
+            f"{name} has no lowering, no decomposition and no CPU kernel.",
+            line=line,
+            remedy=None if name.startswith("aten.") else own,
         ) from error
     if policy == "error":
         raise lacking

@@ -58,7 +58,7 @@ class Blank:
 
 
 class NodePlan:
-    """Lowers a node of one signature.
+    """Recipe that lowers the nodes of one signature.
 
     Args:
         op: The overload as the user's program called it, for names and messages.

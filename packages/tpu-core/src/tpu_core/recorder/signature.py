@@ -206,7 +206,7 @@ def new_signature(
         assert target is not None
         outs = {a.name for a in op._schema.arguments if a.is_out}
         functional_args = tuple(
-            _meta(t) for a, t in zip(op._schema.arguments, twins) if a.name not in outs
+            _on_meta(t) for a, t in zip(op._schema.arguments, twins) if a.name not in outs
         )
         try:
             computed = compute.GraphCompute(target, functional_args, out)
@@ -251,7 +251,8 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _meta(x: Any) -> Any:
+def _on_meta(x: Any) -> Any:
+    """A CPU tensor as a meta tensor."""
     if isinstance(x, torch.Tensor) and x.device.type == "cpu":
         return x.to("meta")
     return x

@@ -24,7 +24,7 @@ def template(package: str, name: str, **filters: Callable[[Any], str]) -> Templa
         The template. It escapes text, and raises for a name that it is not given.
 
     Example:
-        >>> page = template("tpu_core.report", "page.html", seconds=lambda s: f"{s:.2f} s")
+        >>> page = html_template("tpu_core.report", "page.html", seconds=lambda s: f"{s:.2f} s")
     """
     import jinja2
 

@@ -1,4 +1,4 @@
-"""Keeps the last collectives of this process, and writes them to a file when one fails.
+"""Keep the last collectives of this process, and write them to a file when one fails.
 
 A record is made when a collective is called, before the other ranks are waited for: the one that a
 process hangs in is among them. Results are referred to weakly: a record keeps no memory.

@@ -1,4 +1,4 @@
-"""Reads the dumps of all ranks, puts them side by side and says where they part."""
+"""Read the dumps of all ranks, put them side by side and say where they part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures blocks of all sizes for a chip, in processes that libtpu may end."""
+"""Measure blocks of all sizes for a chip, in processes that libtpu may end."""
 
 from __future__ import annotations
 
