@@ -17,7 +17,7 @@ from jax import lax
 
 from tpu_core.lowering.dtypes import cast, op_math
 from tpu_core.lowering.random import (
-    float_dtype,
+    drawing_dtype,
     fold_in,
     open_uniform,
     random_words,
@@ -38,14 +38,14 @@ def _exponential(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
 
 @lowering("aten.exponential.default", random=True)
 def exponential(x: jax.Array, lambd: Any = 1.0, *, key: jax.Array) -> jax.Array:
-    wide = float_dtype(x.dtype)
+    wide = drawing_dtype(x.dtype)
     return cast(_exponential(key, x.shape, wide) / cast(lambd, wide), x.dtype)
 
 
 @lowering("aten.geometric.default", random=True)
 def geometric(x: jax.Array, p: Any, *, key: jax.Array) -> jax.Array:
     """Number of trials up to the first success, at least 1."""
-    wide = float_dtype(x.dtype)
+    wide = drawing_dtype(x.dtype)
     trials = jnp.ceil(_exponential(key, x.shape, wide) / -jnp.log1p(-cast(p, wide)))
     return cast(jnp.maximum(trials, np.array(1, wide)), x.dtype)
 
@@ -53,7 +53,7 @@ def geometric(x: jax.Array, p: Any, *, key: jax.Array) -> jax.Array:
 @lowering("aten.cauchy.default", random=True)
 def cauchy(x: jax.Array, median: Any = 0.0, sigma: Any = 1.0, *, key: jax.Array) -> jax.Array:
     """``tan(pi (u - 1/2))`` as the cotangent of a u that is fine near 0, with a random sign."""
-    wide = float_dtype(x.dtype)
+    wide = drawing_dtype(x.dtype)
     word, sign = random_words(key, x.shape)
     half = (word.astype(wide) + wide.type(0.5)) * wide.type(math.pi * 2.0**-33)
     draw = wide.type(1) / jnp.tan(half)
@@ -63,7 +63,7 @@ def cauchy(x: jax.Array, median: Any = 0.0, sigma: Any = 1.0, *, key: jax.Array)
 
 @lowering("aten.log_normal.default", random=True)
 def log_normal(x: jax.Array, mean: Any = 1.0, std: Any = 2.0, *, key: jax.Array) -> jax.Array:
-    wide = float_dtype(x.dtype)
+    wide = drawing_dtype(x.dtype)
     draw = standard_normal(key, x.shape, wide)
     return cast(jnp.exp(draw * cast(std, wide) + cast(mean, wide)), x.dtype)
 
@@ -157,7 +157,7 @@ def binomial(count: jax.Array, prob: jax.Array, *, key: jax.Array, out: Any) -> 
     Successes or failures are counted, whichever are rarer (aten ``sample_binomial``).
     """
     shape = out[0].shape
-    wide = float_dtype(out[0].dtype)
+    wide = drawing_dtype(out[0].dtype)
     n = jnp.broadcast_to(cast(count, wide), shape)
     p = jnp.broadcast_to(cast(prob, wide), shape)
     flipped = p > 0.5

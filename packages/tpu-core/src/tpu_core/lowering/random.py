@@ -170,7 +170,7 @@ def random_below(key: jax.Array, shape: Sequence[int], count: int) -> jax.Array:
     return ((high.astype(np.uint64) * factor + carry) >> np.uint64(32)).astype(np.uint32)
 
 
-def float_dtype(dtype: Any) -> np.dtype[Any]:
+def drawing_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype to draw real numbers in that become ``dtype``."""
     return op_math(dtype) if is_float(dtype) else np.dtype(np.float32)
 
@@ -262,7 +262,7 @@ def randn_like(x: jax.Array, dtype: Any = None, *, key: jax.Array, out: Any) -> 
 @lowering("aten.bernoulli.default", random=True)
 def bernoulli(x: jax.Array, *, key: jax.Array) -> jax.Array:
     """Probabilities are the tensor's own elements."""
-    return cast(bernoulli_mask(key, x.shape, cast(x, float_dtype(x.dtype))), x.dtype)
+    return cast(bernoulli_mask(key, x.shape, cast(x, drawing_dtype(x.dtype))), x.dtype)
 
 
 @lowering("aten.bernoulli.p", "aten.bernoulli.Tensor", random=True)
