@@ -17,8 +17,9 @@ from tpu_core.lowering.registry import REGISTRY
 from tpu_core.metrics import METRICS
 from tpu_core.recorder import compute
 from tpu_core.verification import windows
+from tpu_eager.fused import bucketed
 
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 @pytest.fixture(autouse=True)

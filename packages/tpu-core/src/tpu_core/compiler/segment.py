@@ -128,6 +128,16 @@ class Segment:
         """
         return f"{self.key} {implementations.sources()}"
 
+    @property
+    def last_line(self) -> str | None:
+        """The user's line of the last op that has one."""
+        return next((n.line for n in reversed(self.nodes) if n.line), None)
+
+    def op_names(self) -> str:
+        """Names of its ops, each once and the first of them, for errors and listings."""
+        names = list(dict.fromkeys(n.name for n in self.nodes))
+        return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
     def inputs(self) -> list[int]:
         """Slots of the program's array arguments, in order."""
         return [i for i, s in enumerate(self.slots) if s.is_input]

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tpu_core.cache.sources import package_digest as package_digest
     from tpu_core.compiler.collectives import obtain as obtain_program
     from tpu_core.compiler.collectives import obtain_segment as obtain_segment
+    from tpu_core.compiler.context import BuildContext as BuildContext
+    from tpu_core.compiler.jobs import CompileJob as CompileJob
+    from tpu_core.compiler.padded import PaddedPrograms as PaddedPrograms
     from tpu_core.compiler.programs import Program as Program
+    from tpu_core.compiler.providers import ProgramProvider as ProgramProvider
+    from tpu_core.compiler.providers import ProgramRequest as ProgramRequest
     from tpu_core.compiler.segment import Node as Node
     from tpu_core.compiler.segment import Segment as Segment
     from tpu_core.compiler.spanning import register_spanning as register_spanning
@@ -177,6 +182,11 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Modes": {
         "Mode": "modes",
+        "ProgramProvider": "compiler.providers",
+        "ProgramRequest": "compiler.providers",
+        "BuildContext": "compiler.context",
+        "PaddedPrograms": "compiler.padded",
+        "CompileJob": "compiler.jobs",
         "call_of_last": "recorder.host_replay",
         "check_finite": "verification.finite",
     },
