@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tpu_core import _C, modes
-from tpu_core.compiler import padded
 from tpu_core.metrics import METRICS
+from tpu_core.padding import programs as padded
 from tpu_core.runtime import runtime
 from tpu_eager.bucketing import families, promotion
 from tpu_eager.fused import bucketed

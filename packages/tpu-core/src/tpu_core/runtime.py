@@ -114,6 +114,7 @@ def _start() -> Runtime:
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import garbage
     from tpu_core.recorder import checked, functional_variants
+    from tpu_core.verification import watch
 
     logs.configure()
     client = pjrt.start()
@@ -122,7 +123,7 @@ def _start() -> Runtime:
     _keep_workers_quiet()
     lowering.load()
     store = open_store(config())
-    builder = ProgramBuilder(client, store)
+    builder = ProgramBuilder(client, store, watch)
     runtime = Runtime(client, builder, store)
     _serve(client, builder)
     # Working them out takes a fifth of the start.
@@ -163,9 +164,9 @@ def _choose() -> None:
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
     from tpu_core import host_reads, interruptible, memory_limit
-    from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
+    from tpu_core.pjrt import padded_array as arrays
     from tpu_core.recorder import checked, op_schema, signature
 
     devices = client.devices
@@ -249,8 +250,9 @@ def join_world(join: Callable[[], None]) -> None:
 def _restart(join: Callable[[], None]) -> None:
     global _state
     from tpu_core.compiler.builder import ProgramBuilder
-    from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
+    from tpu_core.pjrt import padded_array as arrays
+    from tpu_core.verification import watch
 
     assert _state is not None
     former = _state
@@ -260,7 +262,7 @@ def _restart(join: Callable[[], None]) -> None:
     join()
     client = pjrt.start()
     pjrt.put_numbers.cache_clear()
-    builder = ProgramBuilder(client, former.store)
+    builder = ProgramBuilder(client, former.store, watch)
     tiers.choose(client)
     _C.clear_programs()
     _serve(client, builder)

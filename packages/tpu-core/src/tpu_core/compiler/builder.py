@@ -21,8 +21,8 @@ from tpu_core.compiler.providers import Part, ProgramProvider, ProgramRequest, P
 from tpu_core.compiler.segment import Segment
 from tpu_core.compiler.spanning import SpanningPrograms
 from tpu_core.interruptible import wait_for
-from tpu_core.padding.arrays import exact
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.padded_array import exact
 
 
 class ProgramBuilder:
@@ -31,12 +31,19 @@ class ProgramBuilder:
     Args:
         client: The PJRT client.
         store: The cache beyond this process, or None.
+        watch: `tpu_core.verification.watch`.
 
     Attributes:
         context: Shared by the providers.
     """
 
-    def __init__(self, client: pjrt.Client, store: ExecutableStore | TieredStore | None) -> None:
+    def __init__(
+        self,
+        client: pjrt.Client,
+        store: ExecutableStore | TieredStore | None,
+        watch: Callable[[Program, Segment, pjrt.Client, Callable[[str], None]], Program],
+    ) -> None:
+        self._watch = watch
         self.context = BuildContext(client, store)
         self._first = (SpanningPrograms(), HostKernels(self.context))
         self._last = (ExactPrograms(self.context),)
@@ -78,8 +85,6 @@ class ProgramBuilder:
             CompilationError: A lowering or XLA failed; the error names op and line.
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
-        from tpu_core.verification import watch
-
         segment = Segment.from_export(exported)
         providers = self._providers(factories)
         request = ProgramRequest(
@@ -93,7 +98,7 @@ class ProgramBuilder:
                 return answer or None
             if not provider.is_verified:
                 return answer
-            return watch(answer, request.segment, self.context.client, self.context.drop)
+            return self._watch(answer, request.segment, self.context.client, self.context.drop)
         raise AssertionError("the last provider compiles whatever comes")
 
     def due(self, segment_key: str, factories: Sequence[ProviderFactory] | None) -> bool:

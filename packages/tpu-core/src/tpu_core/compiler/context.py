@@ -32,7 +32,6 @@ from tpu_core.interruptible import InterruptibleCalls
 from tpu_core.logs import warn_at
 from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
-from tpu_core.padding.synthetic import ops_of
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.host_memory import give_back_free_memory
 from tpu_core.xla_status import map_xla_error
@@ -128,11 +127,6 @@ class BuildContext:
     def warn(line: str | None, warning: Warning) -> None:
         """Show a warning at the user's line, as ``Node.line`` has it."""
         warn_at(line, warning)
-
-    @staticmethod
-    def ops_of(node: Node) -> Sequence[str]:
-        """Names of what a node computes: its op, or those of the graph that it stands for."""
-        return ops_of(node)
 
     @staticmethod
     def may_run_on_host(node: Node) -> bool:

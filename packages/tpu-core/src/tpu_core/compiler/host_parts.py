@@ -14,12 +14,12 @@ import numpy as np
 
 from tpu_core.compiler.programs import Program
 from tpu_core.compiler.providers import ProgramProvider, ProgramRequest
+from tpu_core.compiler.replay import is_cpu_op, replay
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.config import config
 from tpu_core.metrics import METRICS
-from tpu_core.padding.arrays import on_host
 from tpu_core.pjrt import client as pjrt
-from tpu_core.verification.replay import is_cpu_op, replay
+from tpu_core.pjrt.padded_array import on_host
 
 if TYPE_CHECKING:
     from tpu_core.compiler.context import BuildContext

@@ -21,7 +21,9 @@ class CompileJob:
         device: Index of its device.
 
     Example:
-        >>> executable = pickle.loads(data).compile()  # in another process
+        >>> job = pickle.loads(data)  # in another process
+        >>> job.open_device()
+        >>> executable = job.compile()
     """
 
     exported: dict[str, Any] | None
@@ -41,11 +43,16 @@ class CompileJob:
         numbers = [(n.pack, n.compiled_in, n.value) for n in segment.numbers]
         return cls({**exported, "numbers": numbers}, None, segment.device)
 
+    @staticmethod
+    def open_device() -> None:
+        """Open the first device of this process, if that was not done."""
+        _own_client()
+
     def compile(self, client: pjrt.Client | None = None) -> bytes:
         """Lower and compile the segment; the serialized executable.
 
         Args:
-            client: Has its device; None for one of this process, whose first device it is then.
+            client: Has its device; None for the device of `open_device`.
         """
         module = self.module
         if module is None:

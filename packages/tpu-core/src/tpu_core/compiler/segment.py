@@ -17,13 +17,12 @@ from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering import implementations, kernel_errors
-from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.dtypes import dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.implementations import KernelSelection
 from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.plan import NodePlan
-from tpu_core.recorder.signature import dtype_of_code
 
 
 @dataclass(frozen=True, slots=True)

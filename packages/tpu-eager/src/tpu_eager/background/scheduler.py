@@ -23,6 +23,7 @@ from tpu_core.extend import (
     BuildContext,
     CompileJob,
     Node,
+    PaddedPrograms,
     Program,
     ProgramProvider,
     ProgramRequest,
@@ -216,6 +217,6 @@ class Background(ProgramProvider):
 
 def seconds_to_compile(nodes: Sequence[Node]) -> float:
     """Estimate of the seconds to compile ops as one program on one core."""
-    names = [name for node in nodes for name in BuildContext.ops_of(node)]
+    names = [name for node in nodes for name in PaddedPrograms.ops_of(node)]
     products = sum(any(part in name for part in _PRODUCTS) for name in names)
     return _PROGRAM + _OP * len(names) + _PRODUCT * products

@@ -11,9 +11,10 @@ import pickle
 import sys
 import time
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from tpu_core.extend import CompileJob, load_lowerings
+if TYPE_CHECKING:
+    from tpu_core.extend import CompileJob
 
 # Low, and yet some share of a machine whose cores are all busy with training.
 _NICENESS = 10
@@ -41,7 +42,7 @@ def compile_job(job: CompileJob, client: Any = None) -> Result:
 
     Args:
         job: The segment.
-        client: The client that has its device; None for one of this process.
+        client: The client that has its device; None for the device that this process opened.
     """
     started = time.perf_counter()
     try:
@@ -64,6 +65,7 @@ def main() -> None:
         except Exception as error:  # such as a lowering that only the parent has registered
             result = Result(error=f"{type(error).__name__}: {error}")
         else:
+            job.open_device()
             result = compile_job(job)
         try:
             replies.write(pickle.dumps(result))
@@ -78,6 +80,8 @@ def _receive(source: IO[bytes]) -> CompileJob:
     if len(head) < 8:
         raise EOFError
     data = source.read(int.from_bytes(head, "little"))
+    from tpu_core.extend import CompileJob, load_lowerings
+
     load_lowerings()
     job = pickle.loads(data)
     assert isinstance(job, CompileJob)

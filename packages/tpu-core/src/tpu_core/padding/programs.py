@@ -16,14 +16,14 @@ from tpu_core.compiler.context import BuildContext
 from tpu_core.compiler.programs import Program
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.metrics import METRICS
-from tpu_core.padding.arrays import PaddedArray, fitted
 from tpu_core.padding.bucketed_program import BucketedProgram, Recording
 from tpu_core.padding.check import differences
 from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import NotPaddableError
-from tpu_core.padding.synthetic import has_graphs, synthesize
+from tpu_core.padding.synthetic import has_graphs, ops_of, synthesize
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.padded_array import PaddedArray, fitted
 
 _Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
 
@@ -70,6 +70,11 @@ class PaddedPrograms:
     def has_graphs(s: Segment) -> bool:
         """Return whether an op of the segment is a graph, which may declare its sizes."""
         return has_graphs(s)
+
+    @staticmethod
+    def ops_of(node: Node) -> Sequence[str]:
+        """Names of what a node computes: its op, or those of the graph that it stands for."""
+        return ops_of(node)
 
     @staticmethod
     def is_padded(array: Any) -> bool:
