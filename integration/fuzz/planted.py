@@ -164,7 +164,7 @@ def substitution() -> None:
 
         return build
 
-    replace("tpu_core.compiler.programs", "ProgramBuilder.build", wrap)
+    replace("tpu_core.compiler.builder", "ProgramBuilder.build", wrap)
 
 
 PLANTED: dict[str, Callable[[], None]] = {
@@ -178,6 +178,6 @@ PLANTED: dict[str, Callable[[], None]] = {
 
 def apply(name: str) -> None:
     """Plant a fault in this process; before the device starts."""
-    for module in ("runtime", "compiler.programs", "padding.bucketed_program", "padding.check"):
+    for module in ("runtime", "compiler.builder", "padding.bucketed_program", "padding.check"):
         importlib.import_module(f"tpu_core.{module}")
     PLANTED[name]()

@@ -12,10 +12,11 @@ from torch import nn
 
 from tpu_compile.graphs import GRAPHS
 from tpu_core import modes
-from tpu_core.compiler.background import Background
 from tpu_core.config import override
 from tpu_core.metrics import METRICS, CompileEvent
 from tpu_core.runtime import runtime
+from tpu_eager import fused
+from tpu_eager.background.scheduler import Background
 
 WAIT = 120.0  # for a worker, which has a low priority
 
@@ -28,7 +29,7 @@ def in_background() -> Iterator[None]:
 
 
 def background() -> Background:
-    found: Background = runtime().builder.background
+    found: Background = runtime().builder.provider(fused.background)
     return found
 
 

@@ -23,7 +23,7 @@ from tpu_compile.graphs import GRAPHS
 from tpu_compile.torch_compat import HAS_DEFAULT_BACKEND
 from tpu_core import config
 from tpu_core.metrics import METRICS
-from tpu_core.padding import arrays
+from tpu_core.pjrt import padded_array as arrays
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import interpreter
 from checked_calls import FINE, INDICES, OTHERS, outcome
 from tpu_core import _C
-from tpu_core.padding.arrays import PaddedArray
+from tpu_core.pjrt.padded_array import PaddedArray
 from tpu_core.recorder import checked
 
 i = torch.tensor

@@ -77,11 +77,11 @@ def test_an_interrupt_while_compiling_loses_nothing() -> None:
     out = clean(
         """
         import torch
-        from tpu_core.compiler import programs
+        from tpu_core.compiler import segment as segments
 
         keep = torch.ones(3, device="tpu") * 3
         torch.tpu.synchronize()
-        lower, calls = programs.segments.lower, []
+        lower, calls = segments.lower, []
 
         def interrupted(segment):
             calls.append(segment)
@@ -89,7 +89,7 @@ def test_an_interrupt_while_compiling_loses_nothing() -> None:
                 raise KeyboardInterrupt
             return lower(segment)
 
-        programs.segments.lower = interrupted
+        segments.lower = interrupted
         x = torch.full((41,), 0.5, device="tpu") + 1
         keep += 1
         try:

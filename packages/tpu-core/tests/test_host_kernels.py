@@ -20,8 +20,9 @@ from torch.testing import assert_close
 from aliasing.programs import Program
 from tpu_core import _C, interop, modes, tiers
 from tpu_core.metrics import METRICS
+from tpu_eager.fused import bucketed
 
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 def both(f: Callable[[str], Any]) -> tuple[Any, Any]:

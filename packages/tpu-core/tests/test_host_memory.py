@@ -7,7 +7,7 @@ import torch
 
 from interpreter import clean
 from tpu_core import modes
-from tpu_core.compiler import programs
+from tpu_core.compiler import context
 
 _FAULTS = """
     import resource, torch
@@ -59,7 +59,7 @@ def test_memory_is_given_back_around_the_compile_of_a_large_program(
     ops: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
-    monkeypatch.setattr(programs, "give_back_free_memory", lambda: calls.append(None))
+    monkeypatch.setattr(context, "give_back_free_memory", lambda: calls.append(None))
     x = torch.arange(3.0).to("tpu")
     with modes.using(modes.Mode("whole", max_ops=0)):
         for _ in range(ops):

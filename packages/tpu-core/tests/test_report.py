@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from tpu_core import _C
 from tpu_core.cli.app import app
 from tpu_core.metrics import METRICS, CompileEvent, Metrics
+from tpu_core.report import build_report
 
 LISTED = (("/home/a/train.py:31 in step", "aten.mm"),) * 2 + (
     ("/home/a/train.py:32 in step", "aten.relu"),
@@ -45,8 +46,8 @@ def test_the_report_as_text_and_as_rich_tables(metrics):
     metrics.fallback("aten.sort.default", "a.py:1", 0.25)
     metrics.host_sync("a.py:3", "item")
     metrics.d2h(2048)
-    text = str(metrics.report())
-    assert repr(metrics.report()) == text
+    text = str(build_report(metrics))
+    assert repr(build_report(metrics)) == text
     unpadded = re.sub(" {2,}", "  ", text)  # a column is as wide as its longest row
     for part in (
         "compiles  1 in 0.50 s",
@@ -62,17 +63,17 @@ def test_the_report_as_text_and_as_rich_tables(metrics):
     from rich.console import Console
 
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(metrics.report())
+    console.print(build_report(metrics))
     shown = console.export_text()
     assert "sum: first use, with [4]" in shown  # not taken for markup
     assert "aten.sort.default" in shown
 
 
 def test_the_report_is_bounded_and_leaves_out_empty_tables(metrics):
-    assert "Compiles" not in str(metrics.report())
+    assert "Compiles" not in str(build_report(metrics))
     for i in range(50):
         metrics.compiled(CompileEvent(0.1, f"reason {i}"))
-    text = str(metrics.report())
+    text = str(build_report(metrics))
     assert "Compiles (latest 20 of 50)" in text
     assert "reason 49" in text
     assert "reason 29" not in text
@@ -84,7 +85,7 @@ def test_recompiles_of_one_cause_stand_together(metrics):
         text = f"aten.cat.default: tensors[0] float32[{n}] -> float32[{n + 1}]"
         metrics.compiled(CompileEvent(0.25, text, line="a.py:3"))
     metrics.compiled(CompileEvent(0.5, "aten.mm.default: self [1] -> [2]", line="a.py:4"))
-    causes = metrics.report().facts.causes
+    causes = build_report(metrics).facts.causes
     assert [(c.count, c.seconds, c.line, c.reason) for c in causes] == [
         (5, 1.25, "a.py:3", "aten.cat.default: tensors[0] float32[4] -> float32[5]"),
         (1, 0.5, "a.py:4", "aten.mm.default: self [1] -> [2]"),
@@ -95,11 +96,11 @@ def test_runs_of_each_program_where_they_are_counted(metrics):
     runs = {"abc": (5, 0.25)}
     metrics.compiled(EVENT)
     assert metrics.runs() is None
-    assert "in 0.75 s" not in str(metrics.report())
+    assert "in 0.75 s" not in str(build_report(metrics))
     metrics.set_runs(lambda: runs)
     runs = {"abc": (8, 1.0), "other": (1, 0.5)}
-    assert "3 in 0.75 s" in str(metrics.report())
-    assert "750.0 ms" in metrics.report().to_html()
+    assert "3 in 0.75 s" in str(build_report(metrics))
+    assert "750.0 ms" in build_report(metrics).to_html()
     metrics.reset()
     assert metrics.runs()["abc"].count == 0
 
@@ -171,7 +172,7 @@ def test_the_page_in_a_browser(metrics, tmp_path):
     metrics.fallback("aten.sort.default", "/home/a/b.py:1 in <module>", 0.25)
     for _ in range(3):
         metrics.host_sync("/home/a/c.py:7 in log", "item")
-    saved = metrics.report().save_html(tmp_path / "report.html")
+    saved = build_report(metrics).save_html(tmp_path / "report.html")
     text = saved.read_text()
     assert not re.search(r"https?://|\bsrc=|@import|url\(", text)  # needs no network
     page = in_browser(
@@ -217,7 +218,7 @@ def test_host_time_tiers_and_axis(metrics, monkeypatch, tmp_path):
     metrics.compiled(CompileEvent(0.25, "x", source="disk", key="k2", ops=9))
     metrics.compiled(CompileEvent(9.0, "x", source="background", key="k3"))
     page = in_browser(
-        metrics.report().to_html(),
+        build_report(metrics).to_html(),
         tmp_path,
         """
         const [kind, order] = document.querySelectorAll(".tools select");
@@ -241,7 +242,7 @@ def test_host_time_tiers_and_axis(metrics, monkeypatch, tmp_path):
     marks = [Tick(0.0, "0"), Tick(0.9, "90 min"), Tick(1.0, "100 min")]
     monkeypatch.setattr(module, "ticks", lambda span: marks)
     # A frame, as Chromium's windows are wider than a phone.
-    frame = f'<iframe width=380 srcdoc="{html.escape(metrics.report().to_html())}"></iframe>'
+    frame = f'<iframe width=380 srcdoc="{html.escape(build_report(metrics).to_html())}"></iframe>'
     phone = in_browser(
         f"<body>{frame}</body>",
         tmp_path,
@@ -265,13 +266,14 @@ def test_a_page_of_many_programs_and_of_none(metrics, monkeypatch, tmp_path):
     from tpu_core.report import page as module
 
     assert (
-        "No program was made." in in_browser(metrics.report().to_html(), tmp_path).texts["programs"]
+        "No program was made."
+        in in_browser(build_report(metrics).to_html(), tmp_path).texts["programs"]
     )
     monkeypatch.setattr(module, "_MOST_PROGRAMS", 3)
     monkeypatch.setattr(module, "_MOST_LINES", 3)
     for n in range(5):
         metrics.compiled(CompileEvent(0.1, f"reason {n}", contents=LISTED, ops=3))
-    page = Page(metrics.report().to_html())
+    page = Page(build_report(metrics).to_html())
     assert "The latest 3 are shown, 2 older ones are not." in page.texts["programs"]
     assert [name for name in page.texts if name.startswith("program-")] == [
         "program-3",
@@ -284,7 +286,7 @@ def test_a_page_of_many_programs_and_of_none(metrics, monkeypatch, tmp_path):
 
 def test_in_a_notebook_it_is_part_of_a_page(metrics):
     metrics.compiled(EVENT)
-    shown = metrics.report()._repr_html_()
+    shown = build_report(metrics)._repr_html_()
     assert "<html" not in shown and "<body" not in shown
     # Every rule of its style is for the report alone.
     style = re.search(r"<style>(.*?)</style>", shown, re.DOTALL)[1]

@@ -75,6 +75,26 @@ def test_its_mode_cuts_segments(tmp_path: Path) -> None:
     assert run(code, tmp_path, **environment) == ["[11.0, 11.0, 11.0] 4 True"]
 
 
+def test_its_policy_decides_when_a_segment_is_compiled(tmp_path: Path) -> None:
+    code = """
+    import torch, acme_tpu
+    from tpu_core.runtime import runtime
+    x = torch.ones(3).to("tpu")
+    for _ in range(5):
+        before = torch.tpu.metrics()["pieces"]
+        y = (((x + 1) * 2) - 3) / 4
+        print(y.tolist(), torch.tpu.metrics()["pieces"] - before)
+    found = runtime().builder.provider(acme_tpu.OpByOp)
+    print(len(found.compiled), found is runtime().builder.provider(acme_tpu.OpByOp))
+    """
+    environment = {"TPU_EAGER_MODE": "patient", "TPU_TIERS": "compiled"}
+    assert run(code, tmp_path, **environment) == [
+        *["[0.25, 0.25, 0.25] 4"] * 2,
+        *["[0.25, 0.25, 0.25] 0"] * 3,
+        "1 True",
+    ]
+
+
 def test_its_command_is_one_of_tpu(tmp_path: Path) -> None:
     code = """
     import sys

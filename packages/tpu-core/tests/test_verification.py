@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from tpu_core import _C, modes
+from tpu_core.compiler import host_windows as windows
 from tpu_core.config import override
 from tpu_core.errors import VerificationError
 from tpu_core.lowering import views
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.metrics import METRICS
 from tpu_core.recorder import compute
-from tpu_core.verification import windows
+from tpu_eager.fused import bucketed
 
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 @pytest.fixture(autouse=True)

@@ -18,15 +18,16 @@ import pytest
 import torch
 
 from tpu_core import modes
-from tpu_core.compiler import workers
-from tpu_core.compiler.background import Background
-from tpu_core.compiler.worker import CompileJob
+from tpu_core.compiler.jobs import CompileJob
 from tpu_core.config import override
 from tpu_core.errors import BackgroundCompileWarning, RecompilationError
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.metrics import METRICS, CompileEvent
 from tpu_core.recorder.compute import LoweringCompute, _lowering_of_name
 from tpu_core.runtime import runtime
+from tpu_eager import fused
+from tpu_eager.background import pool as workers
+from tpu_eager.background.scheduler import Background
 from tpu_eager.fused import FUSED
 
 WAIT = 120.0  # for a worker, which has a low priority
@@ -35,14 +36,14 @@ WAIT = 120.0  # for a worker, which has a low priority
 @pytest.fixture(autouse=True)
 def fused_in_background() -> Iterator[None]:
     # Without padded programs, which serve the sizes of several tests.
-    mode = dataclasses.replace(FUSED, name="exact", pads=False)
+    mode = dataclasses.replace(FUSED, name="exact", providers=(fused.background,))
     with override(compile="background"), modes.using(mode):
         yield
         assert background().workers.wait(WAIT)
 
 
 def background() -> Background:
-    found: Background = runtime().builder.background
+    found: Background = runtime().builder.provider(fused.background)
     return found
 
 
@@ -362,6 +363,7 @@ SCRIPT = """
     import time, torch
     from tpu_core import modes
     from tpu_core.runtime import runtime
+    from tpu_eager.fused import background
 
     def chain(y):
         for _ in range(100):
@@ -373,7 +375,7 @@ SCRIPT = """
         chain(y)
     chain(y)
     chain(y)
-    workers = runtime().builder.background.workers
+    workers = runtime().builder.provider(background).workers
     while not workers.pids():
         time.sleep(0.01)
     print(workers.wait(0), *workers.pids())

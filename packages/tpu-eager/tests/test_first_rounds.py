@@ -118,9 +118,9 @@ def test_a_buffer_of_each_round_is_made_in_the_round_s_program():
 
 
 def test_an_interrupt_between_the_state_and_its_first_update_loses_nothing(monkeypatch):
-    from tpu_core.compiler import programs
+    from tpu_core.compiler import segment as segments
 
-    lower, calls = programs.segments.lower, []
+    lower, calls = segments.lower, []
 
     def interrupted(segment):
         calls.append(len(segment.nodes))
@@ -128,7 +128,7 @@ def test_an_interrupt_between_the_state_and_its_first_update_loses_nothing(monke
             raise KeyboardInterrupt
         return lower(segment)
 
-    monkeypatch.setattr(programs.segments, "lower", interrupted)
+    monkeypatch.setattr(segments, "lower", interrupted)
     x = torch.randn(37).to("tpu")
     state = torch.zeros(37, device="tpu")
     state.mul_(0.5).add_(x)
@@ -140,16 +140,16 @@ def test_an_interrupt_between_the_state_and_its_first_update_loses_nothing(monke
 
 
 def test_state_that_cannot_be_made_fails_what_updates_it(monkeypatch):
-    from tpu_core.compiler import programs
+    from tpu_core.compiler import segment as segments
 
-    lower = programs.segments.lower
+    lower = segments.lower
 
     def failing(segment):
         if len(segment.nodes) == 1:
             raise RuntimeError("RESOURCE_EXHAUSTED: no memory for it")
         return lower(segment)
 
-    monkeypatch.setattr(programs.segments, "lower", failing)
+    monkeypatch.setattr(segments, "lower", failing)
     x = torch.randn(2, 3, 5, 7).to("tpu")
     state = torch.zeros(2, 3, 5, 7, device="tpu")
     state.mul_(0.25).add_(x)

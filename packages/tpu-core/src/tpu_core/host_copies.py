@@ -33,8 +33,8 @@ class HostCopies:
             device: Index of the array's device.
         """
         from tpu_core.metrics import METRICS
-        from tpu_core.padding import arrays
         from tpu_core.pjrt import client as pjrt
+        from tpu_core.pjrt import padded_array as arrays
         from tpu_core.xla_status import map_xla_error
 
         # The caller's call has counted the write already, as autograd sees it.

@@ -12,8 +12,8 @@ from tpu_core.host_syncs import AS_WRITTEN as _AS_WRITTEN
 from tpu_core.host_syncs import SYNCS
 from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
-from tpu_core.padding import arrays
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt import padded_array as arrays
 from tpu_core.xla_status import map_xla_error
 
 

@@ -33,7 +33,7 @@ def wait_for(array: Any) -> None:
     """Wait until an array is computed. Its error is raised by the read.
 
     Args:
-        array: A `jax.Array` or a `tpu_core.padding.arrays.PaddedArray`.
+        array: A `jax.Array` or a `tpu_core.pjrt.padded_array.PaddedArray`.
     """
     if not is_handling_signals():
         return

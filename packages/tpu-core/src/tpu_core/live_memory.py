@@ -89,7 +89,7 @@ def bytes_by_kind(tensors: Iterable[LiveTensor]) -> dict[str, int]:
 
 
 def _dtype_name(code: int) -> str:
-    from tpu_core.recorder.signature import dtype_of_code
+    from tpu_core.lowering.dtypes import dtype_of_code
 
     return str(dtype_of_code(code)).removeprefix("torch.")
 

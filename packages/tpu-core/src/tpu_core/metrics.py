@@ -14,10 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from tpu_core.report import Report
+from typing import Literal
 
 logger = logging.getLogger("tpu_core")
 
@@ -362,12 +359,6 @@ class Metrics:
             pending = self._count["compiles_pending"]
             self._clear()
             self._count["compiles_pending"] = pending
-
-    def report(self) -> Report:
-        """The counters, compiles, kernels, fallbacks and host syncs as tables."""
-        from tpu_core.report import build_report
-
-        return build_report(self)
 
 
 METRICS = Metrics()

@@ -17,6 +17,8 @@ from tpu_core.config import config
 from tpu_core.errors import ConfigurationError
 
 Inspect = Callable[[Any, list[Any], list[Any]], None]
+ProviderFactory = Callable[[Any], Any]
+"""Makes a `tpu_core.compiler.providers.ProgramProvider` of a `BuildContext`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,9 @@ class Mode:
         cut_after_optimizer_step: Cut where a training step ends.
         cut_at_repetitions: Cut a loop that nothing else cuts once a round, or every few rounds
             where they are short, at the same place in each, rather than at every ``max_ops`` ops.
-        pads: Segments that differ from earlier ones in sizes alone run on padded arrays.
-        compiles_in_background: With ``TPU_COMPILE=background`` a segment may run op
-            by op, while its program is compiled.
+        providers: Make the policies that are asked, in this order, for the program of a segment
+            that has none in memory, before it is compiled as it was recorded: each is called with a
+            `BuildContext` and gives a `ProgramProvider`.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.
 
@@ -45,15 +47,13 @@ class Mode:
     wait: bool = False
     cut_after_optimizer_step: bool = False
     cut_at_repetitions: bool = False
-    pads: bool = False
-    compiles_in_background: bool = False
+    providers: tuple[ProviderFactory, ...] = ()
     inspect: Inspect | None = None
 
-    def native(self) -> tuple[int, bool, Inspect | None, bool, bool, bool]:
+    def native(self) -> tuple[int, bool, Inspect | None, bool, tuple[ProviderFactory, ...] | None]:
         """The extension's form of the mode."""
         bound = config().segment_ops if self.max_ops is None else self.max_ops
-        background = self.compiles_in_background and config().compile == "background"
-        return (bound, self.wait, self.inspect, self.cut_at_repetitions, self.pads, background)
+        return (bound, self.wait, self.inspect, self.cut_at_repetitions, self.providers or None)
 
 
 STRICT = Mode("strict", max_ops=1)

@@ -107,13 +107,14 @@ def _start() -> Runtime:
         recurrent,
     )
     from tpu_core.cache.tiers import open_store, remembered_names
-    from tpu_core.compiler import programs
+    from tpu_core.compiler.builder import ProgramBuilder
     from tpu_core.device import layouts
     from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import garbage
     from tpu_core.recorder import checked, functional_variants
+    from tpu_core.verification import watch
 
     logs.configure()
     client = pjrt.start()
@@ -122,14 +123,14 @@ def _start() -> Runtime:
     _keep_workers_quiet()
     lowering.load()
     store = open_store(config())
-    builder = programs.ProgramBuilder(client, store)
+    builder = ProgramBuilder(client, store, watch)
     runtime = Runtime(client, builder, store)
     _set_callbacks(client, builder)
     # Working them out takes a fifth of the start.
     overloads = remembered_names(
         store,
         functional_variants.recorded_overloads,
-        versions=programs.source_versions(),
+        versions=builder.versions(),
         lowerings=" ".join(entry.op for entry in REGISTRY),
     )
     _C.register_overloads(overloads)
@@ -147,7 +148,7 @@ def _start() -> Runtime:
     recurrent.register()
     layouts.register_others()
     atexit.register(_C.wait_for_autograd)
-    atexit.register(builder.background.workers.close)
+    atexit.register(builder.close)
     exit_checks.watch(device_count())
     return runtime
 
@@ -163,10 +164,9 @@ def _apply_config() -> None:
 def _set_callbacks(client: Any, builder: Any) -> None:
     """Give the extension the functions of Python that it calls: ``callback("name")`` there."""
     from tpu_core import host_reads, interruptible, memory_limit
-    from tpu_core.compiler import programs, state_init
-    from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
+    from tpu_core.pjrt import padded_array as arrays
     from tpu_core.recorder import checked, op_schema, signature
 
     devices = client.devices
@@ -174,16 +174,12 @@ def _set_callbacks(client: Any, builder: Any) -> None:
         "describe": op_schema.describe,
         "miss": signature.new_signature,
         "jax_settings": jax_settings.code,
-        "compile": builder.build,
-        "program_due": builder.due,
-        "new_state": state_init.of_export,
+        **builder.callbacks(),
         "resume_collector": gc_control.resume,
         "out_of_memory": memory_limit.refuse_program,
         "check_allocation": memory_limit.check_allocation,
         "wait_for": interruptible.wait_for,
         "wait_until_ready": _wait_until_ready,
-        "segment_failed": programs.segment_failed,
-        "inspect": _inspect,
         "pack": lambda kind, data, device: pjrt.put_numbers(kind, data, devices[device]),
         "device_put": lambda tensor, device: pjrt.put_tensor(tensor, devices[device]),
         "move": lambda array, device: arrays.to_device(array, devices[device]),
@@ -253,9 +249,10 @@ def join_world(join: Callable[[], None]) -> None:
 
 def _restart(join: Callable[[], None]) -> None:
     global _state
-    from tpu_core.compiler import programs
-    from tpu_core.padding import arrays
+    from tpu_core.compiler.builder import ProgramBuilder
     from tpu_core.pjrt import client as pjrt
+    from tpu_core.pjrt import padded_array as arrays
+    from tpu_core.verification import watch
 
     assert _state is not None
     former = _state
@@ -265,12 +262,12 @@ def _restart(join: Callable[[], None]) -> None:
     join()
     client = pjrt.start()
     pjrt.put_numbers.cache_clear()
-    builder = programs.ProgramBuilder(client, former.store)
+    builder = ProgramBuilder(client, former.store, watch)
     tiers.choose(client)
     _C.clear_programs()
     _set_callbacks(client, builder)
-    former.builder.background.workers.close()
-    atexit.register(builder.background.workers.close)
+    former.builder.close()
+    atexit.register(builder.close)
     _state = Runtime(client, builder, former.store)
     _C.replace_arrays(lambda array, device: pjrt.put(arrays.to_host(array), client.devices[device]))
 
@@ -322,26 +319,6 @@ def _wait_until_ready(array: Any) -> None:
     with contextlib.suppress(Exception):
         wait_for(array)
         array.block_until_ready()
-
-
-def _inspect(
-    exported: dict[str, Any],
-    inputs: list[Any],
-    outputs: list[Any],
-    inspect: modes.Inspect | None,
-) -> None:
-    from tpu_core.interruptible import wait_for
-
-    for a in outputs:
-        wait_for(a)
-        a.block_until_ready()
-    if inspect is not None:
-        from tpu_core.compiler.segment import Segment
-        from tpu_core.padding import arrays
-
-        device = runtime().client.devices[exported["device"]]
-        inputs, outputs = ([arrays.exact(a, device) for a in s] for s in (inputs, outputs))
-        inspect(Segment.from_export(exported), inputs, outputs)
 
 
 def memory_info(device: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.padding.arrays import PaddedArray
+from tpu_core.pjrt.padded_array import PaddedArray
 
 
 def test_is_where_its_array_is() -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tpu_core import modes
 from tpu_core.metrics import METRICS
-from tpu_core.padding import arrays
+from tpu_core.pjrt import padded_array as arrays
 
 # Sizes of the recordings, then of padded runs: in the first bucket, at its end, in the next.
 SIZES = (5, 7, 6, 8, 11)

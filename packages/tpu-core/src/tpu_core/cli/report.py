@@ -21,6 +21,7 @@ def report(
 ) -> None:
     """Run a script as ``python SCRIPT ARGUMENTS`` does, then report what it compiled."""
     from tpu_core.metrics import METRICS
+    from tpu_core.report import build_report
 
     # As python does for a script.
     sys.argv = [str(script), *(arguments or ())]
@@ -29,7 +30,7 @@ def report(
         runpy.run_path(str(script), run_name="__main__")
     finally:
         # What was compiled before an error is of interest, too.
-        made = METRICS.report()
+        made = build_report(METRICS)
         console = Console(stderr=True)
         if html is None:
             console.print(made)

@@ -18,7 +18,6 @@ from tpu_core.compiler.segment import Segment, lower
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import distributed
-from tpu_core.runtime import Runtime
 from tpu_core.xla_status import map_xla_error
 
 logger = logging.getLogger("tpu_core")
@@ -27,7 +26,7 @@ Outputs = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 def obtain(
-    runtime: Runtime,
+    runtime: Any,
     devices: Sequence[Any],
     name: str,
     module: Callable[[], str | bytes],
@@ -97,7 +96,7 @@ def obtain(
     return loaded
 
 
-def obtain_segment(runtime: Runtime, devices: Sequence[Any], name: str, s: Segment) -> pjrt.Loaded:
+def obtain_segment(runtime: Any, devices: Sequence[Any], name: str, s: Segment) -> pjrt.Loaded:
     """As `obtain`, the program of a segment that has collectives.
 
     Args:

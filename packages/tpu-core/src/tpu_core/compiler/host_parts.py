@@ -8,22 +8,28 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tpu_core.compiler.programs import Program
+from tpu_core.compiler.providers import ProgramProvider, ProgramRequest
+from tpu_core.compiler.replay import is_cpu_op, replay
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.config import config
 from tpu_core.metrics import METRICS
-from tpu_core.padding.arrays import on_host
 from tpu_core.pjrt import client as pjrt
-from tpu_core.verification.replay import is_cpu_op, replay
+from tpu_core.pjrt.padded_array import on_host
+
+if TYPE_CHECKING:
+    from tpu_core.compiler.context import BuildContext
 
 # Ops whose kernels take long on a host: products of matrices, convolutions, attention.
 _HEAVY = re.compile(r"\w*mm|mv|matmul|linear|dot|einsum|conv\w*|attention|cdist|cholesky")
 
 logger = logging.getLogger("tpu_core")
 
+_MOST_REFUSED = 4_096  # parts that CPU kernels do not run
 _MOST_BYTES = 1 << 30  # that a part reads, copied to the host in each run
 
 
@@ -70,6 +76,37 @@ class HostPart:
         line = next((n.line for n in s.nodes if n.line), None)
         METRICS.host_part(line, time.perf_counter() - started)
         return arrays
+
+
+class HostKernels(ProgramProvider):
+    """CPU kernels as the programs of the parts that a provider gives to them."""
+
+    def __init__(self, context: BuildContext) -> None:
+        self._context = context
+        self._refused: set[str] = set()
+
+    def provide(self, request: ProgramRequest) -> Program | None:
+        """CPU kernels for a part; None where they are not to run it."""
+        s = request.segment
+        if not s.on_host or s.key in self._refused or not is_small(s):
+            return None
+
+        def refuse() -> None:
+            if len(self._refused) >= _MOST_REFUSED:
+                self._refused.clear()
+            self._refused.add(s.key)
+
+        return Program(
+            HostPart(s, self._context.client.devices[s.device], refuse),
+            None,
+            0,
+            0,
+            f"host {s.key}",
+            len(s.nodes),
+            s.last_line or "",
+            [False] * len(s.numbers),
+            on_host=True,
+        )
 
 
 def is_small(segment: Segment) -> bool:

@@ -17,13 +17,12 @@ from tpu_core.compiler.depth import Depths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering import implementations, kernel_errors
-from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.dtypes import dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.implementations import KernelSelection
 from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.plan import NodePlan
-from tpu_core.recorder.signature import dtype_of_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,16 @@ class Segment:
             True
         """
         return f"{self.key} {implementations.sources()}"
+
+    @property
+    def last_line(self) -> str | None:
+        """The user's line of the last op that has one."""
+        return next((n.line for n in reversed(self.nodes) if n.line), None)
+
+    def op_names(self) -> str:
+        """Names of its ops, each once and the first of them, for errors and listings."""
+        names = list(dict.fromkeys(n.name for n in self.nodes))
+        return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
     def inputs(self) -> list[int]:
         """Slots of the program's array arguments, in order."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from tpu_core.compiler.providers import Part, ProgramProvider, ProgramRequest
+
 if TYPE_CHECKING:
     from tpu_core.compiler.programs import Program
     from tpu_core.compiler.segment import Segment
@@ -38,8 +40,13 @@ def register_spanning(op: str, make: Spanning) -> None:
     SPANNING[op] = make
 
 
-def spanning(segment: Segment) -> Spanning | None:
-    """Builder of a segment's program, if a collective is among its ops."""
-    if not SPANNING:
-        return None
-    return next((SPANNING[n.name] for n in segment.nodes if n.name in SPANNING), None)
+class SpanningPrograms(ProgramProvider):
+    """Programs of segments with collectives, by what was registered for those."""
+
+    is_verified = False
+
+    def provide(self, request: ProgramRequest) -> Program | list[Part] | None:
+        """The program, if a collective is among the ops."""
+        segment = request.segment
+        make = next((SPANNING[n.name] for n in segment.nodes if n.name in SPANNING), None)
+        return None if make is None else make(segment) or []

@@ -35,8 +35,9 @@ def compile_report() -> Any:
         >>> torch.tpu.compile_report().save_html("compiles.html")
     """
     from tpu_core.metrics import METRICS
+    from tpu_core.report import build_report
 
-    return METRICS.report()
+    return build_report(METRICS)
 
 
 def compare(module: Any, *args: Any, **options: Any) -> Any:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from tpu_core.cache.sources import package_digest as package_digest
     from tpu_core.compiler.collectives import obtain as obtain_program
     from tpu_core.compiler.collectives import obtain_segment as obtain_segment
+    from tpu_core.compiler.context import BuildContext as BuildContext
+    from tpu_core.compiler.jobs import CompileJob as CompileJob
     from tpu_core.compiler.programs import Program as Program
+    from tpu_core.compiler.providers import ProgramProvider as ProgramProvider
+    from tpu_core.compiler.providers import ProgramRequest as ProgramRequest
     from tpu_core.compiler.segment import Node as Node
     from tpu_core.compiler.segment import Segment as Segment
     from tpu_core.compiler.spanning import register_spanning as register_spanning
@@ -68,8 +72,8 @@ if TYPE_CHECKING:
     from tpu_core.lowering.registry import Lowering as Lowering
     from tpu_core.lowering.registry import register as register
     from tpu_core.modes import Mode as Mode
-    from tpu_core.padding.arrays import exact as exact_array
     from tpu_core.padding.dynamic_counts import run_with_dynamic_counts as run_with_dynamic_counts
+    from tpu_core.padding.programs import PaddedPrograms as PaddedPrograms
     from tpu_core.padding.segment_signature import is_tracing as is_tracing
     from tpu_core.padding.sizes import NotPaddableError as NotPaddableError
     from tpu_core.padding.synthetic import Dim as Dim
@@ -89,6 +93,7 @@ if TYPE_CHECKING:
     from tpu_core.pjrt.handshake import listen as listen_for_peers
     from tpu_core.pjrt.inlined import inlined as inlined
     from tpu_core.pjrt.jax_settings import JaxSettings as JaxSettings
+    from tpu_core.pjrt.padded_array import exact as exact_array
     from tpu_core.pjrt.shardings import divided as divided
     from tpu_core.pjrt.topologies import ENVIRONMENT as TOPOLOGY_ENVIRONMENT
     from tpu_core.pjrt.topologies import load_executable as load_executable
@@ -103,11 +108,11 @@ if TYPE_CHECKING:
     from tpu_core.recorder.compute import run_graph as run_graph
     from tpu_core.recorder.decompose import table as decompositions
     from tpu_core.recorder.functional_variants import overload_name as overload_name
-    from tpu_core.recorder.host_replay import call_of_last as call_of_last
     from tpu_core.report.html import template as html_template
     from tpu_core.runtime import hide_lines_of as hide_lines_of
     from tpu_core.runtime import runtime as runtime
     from tpu_core.verification.finite import check_finite as check_finite
+    from tpu_core.verification.last_call import call_of_last as call_of_last
     from tpu_core.xla_status import map_xla_error as map_xla_error
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -177,7 +182,12 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Modes": {
         "Mode": "modes",
-        "call_of_last": "recorder.host_replay",
+        "ProgramProvider": "compiler.providers",
+        "ProgramRequest": "compiler.providers",
+        "BuildContext": "compiler.context",
+        "PaddedPrograms": "padding.programs",
+        "CompileJob": "compiler.jobs",
+        "call_of_last": "verification.last_call",
         "check_finite": "verification.finite",
     },
     "Programs": {
@@ -194,7 +204,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Arrays and values": {
         "DeviceValue": "extend._values",
-        "exact_array": "padding.arrays:exact",
+        "exact_array": "pjrt.padded_array:exact",
         "put": "pjrt.client",
         "address": "pjrt.client",
         "flush": "extend._values",

@@ -42,6 +42,45 @@ TO_NUMPY: dict[torch.dtype, np.dtype[Any]] = {t: np.dtype(n) for t, n in _PAIRS.
 TO_TORCH: dict[np.dtype[Any], torch.dtype] = {n: t for t, n in TO_NUMPY.items()}
 
 
+# Order of c10::ScalarType (c10/core/ScalarType.h); gaps are quantized and sub-byte types.
+_CODES: dict[int, torch.dtype] = {
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    8: torch.complex32,
+    9: torch.complex64,
+    10: torch.complex128,
+    11: torch.bool,
+    15: torch.bfloat16,
+    23: torch.float8_e5m2,
+    24: torch.float8_e4m3fn,
+    25: torch.float8_e5m2fnuz,
+    26: torch.float8_e4m3fnuz,
+    27: torch.uint16,
+    28: torch.uint32,
+    29: torch.uint64,
+}
+_CODE_OF = {dtype: code for code, dtype in _CODES.items()}
+
+
+def dtype_of_code(code: int) -> torch.dtype:
+    """The torch dtype of a ``c10::ScalarType`` code."""
+    try:
+        return _CODES[code]
+    except KeyError:
+        raise TypeError(f"Tensors of c10::ScalarType {code} are not supported on 'tpu'.") from None
+
+
+def code_of_dtype(dtype: torch.dtype) -> int:
+    """The ``c10::ScalarType`` code of a torch dtype."""
+    return _CODE_OF[dtype]
+
+
 @functools.cache
 def dtype_text(dtype: Any) -> str:
     """``str(dtype)``, which numpy works out anew each time, in 25 us."""

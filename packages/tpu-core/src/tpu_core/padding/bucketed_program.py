@@ -13,7 +13,6 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from tpu_core.compiler.aliases import aliases
-from tpu_core.compiler.promotion import PromotionPolicy
 from tpu_core.compiler.segment import RuntimeScalar, Segment, as_function
 from tpu_core.padding import (
     contractions,
@@ -61,7 +60,6 @@ class BucketedProgram:
         refusal: Reason why that is not tried any more, or None.
         fit: Relations of the sizes, once there are two recordings.
         programs: Programs by bucket of each symbol.
-        promotion: Sizes that are to have programs of their own.
     """
 
     def __init__(self, signatures: SegmentSignatures, tensors: int) -> None:
@@ -72,7 +70,6 @@ class BucketedProgram:
         self.refusal: str | None = None
         self.fit: Fit | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
-        self.promotion = PromotionPolicy()
         self._traces: list[ClosedJaxpr] = []
         self._inside: list[tuple[str, list[Known | None]]] | None = None
         self._signature = ""

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_core.compiler.segment import RuntimeScalar, Segment
-from tpu_core.padding.arrays import PaddedArray, on_host
 from tpu_core.padding.bucketed_program import BucketedProgram
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.padded_array import PaddedArray, on_host
 
 Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
 

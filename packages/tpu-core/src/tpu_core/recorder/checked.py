@@ -113,7 +113,7 @@ def failure(plan: NodePlan, packs: Sequence[int], code: int, value: int, line: s
 
 def read(words: list[Any]) -> list[tuple[int, int]]:
     """Read words that are not on the host; waits for them."""
-    from tpu_core.padding import arrays
+    from tpu_core.pjrt import padded_array as arrays
 
     for word in words:
         if hasattr(word, "copy_to_host_async"):

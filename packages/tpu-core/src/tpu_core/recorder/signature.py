@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
-from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.lowering.dtypes import code_of_dtype, dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
 from tpu_core.lowering.implementations import choices
 from tpu_core.lowering.precision import precision_name
@@ -63,45 +63,6 @@ def access_of(description: tuple[Any, ...]) -> Access:
         over,
         chain,
     )
-
-
-# Order of c10::ScalarType (c10/core/ScalarType.h); gaps are quantized and sub-byte types.
-_CODES: dict[int, torch.dtype] = {
-    0: torch.uint8,
-    1: torch.int8,
-    2: torch.int16,
-    3: torch.int32,
-    4: torch.int64,
-    5: torch.float16,
-    6: torch.float32,
-    7: torch.float64,
-    8: torch.complex32,
-    9: torch.complex64,
-    10: torch.complex128,
-    11: torch.bool,
-    15: torch.bfloat16,
-    23: torch.float8_e5m2,
-    24: torch.float8_e4m3fn,
-    25: torch.float8_e5m2fnuz,
-    26: torch.float8_e4m3fnuz,
-    27: torch.uint16,
-    28: torch.uint32,
-    29: torch.uint64,
-}
-_CODE_OF = {dtype: code for code, dtype in _CODES.items()}
-
-
-def dtype_of_code(code: int) -> torch.dtype:
-    """The torch dtype of a ``c10::ScalarType`` code."""
-    try:
-        return _CODES[code]
-    except KeyError:
-        raise TypeError(f"Tensors of c10::ScalarType {code} are not supported on 'tpu'.") from None
-
-
-def code_of_dtype(dtype: torch.dtype) -> int:
-    """The ``c10::ScalarType`` code of a torch dtype."""
-    return _CODE_OF[dtype]
 
 
 def _geometry(t: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tpu_core.lowering.dtypes import dtype_of_code
 from tpu_core.recorder.error_parity import has_no_more, size_of
 from tpu_core.recorder.error_parity import tensors as _tensors
 from tpu_core.recorder.functional_variants import is_out_variant, overload_name, written_arguments
@@ -283,8 +284,6 @@ def _is_not(x: Any, dtype: torch.dtype) -> bool:
 def _complex_for_reals(args: Arguments) -> bool:
     dtype = args.get("dtype")
     if isinstance(dtype, int):  # of a list op, as the dispatcher has it
-        from tpu_core.recorder.signature import dtype_of_code
-
         dtype = dtype_of_code(dtype)
     return dtype is not None and dtype.is_complex and not all(x.is_complex() for x in args["self"])
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.padding.arrays import PaddedArray, on_host
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
+from tpu_core.pjrt.padded_array import PaddedArray, on_host
 from tpu_core.verification.statistics import non_finite
 
 # Up to so many bytes in one array the array itself is read.

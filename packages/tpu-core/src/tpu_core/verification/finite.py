@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from tpu_core.compiler.replay import Value, all_values
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.errors import NonFiniteError
 from tpu_core.metrics import METRICS
 from tpu_core.pjrt.client import fetch
-from tpu_core.recorder.host_replay import HostCall, call_of, call_of_last
-from tpu_core.verification.replay import Value, all_values
+from tpu_core.verification.last_call import HostCall, call_of, call_of_last
 from tpu_core.verification.statistics import kind, non_finite, statistics
 
 _INSIDE = (

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tpu_core.compiler.replay import replay
 from tpu_core.compiler.segment import Segment
-from tpu_core.verification.replay import replay
 
 _OFF = 8  # units in the last place that a result is off by, at most
 _ALLOWED = 16  # times the spread

@@ -14,8 +14,8 @@ from tpu_core.compiler.segment import Segment
 from tpu_core.config import config
 from tpu_core.errors import VerificationError
 from tpu_core.metrics import METRICS
-from tpu_core.padding.arrays import exact, on_host
 from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.padded_array import exact, on_host
 from tpu_core.verification.all_finite import all_finite
 from tpu_core.verification.finite import error_of_segment
 from tpu_core.verification.judge import Difference, difference

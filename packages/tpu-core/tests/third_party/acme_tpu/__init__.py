@@ -18,8 +18,12 @@ import typer
 from tpu_core.config import config
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.extend import (
+    BuildContext,
     KernelSelection,
     Mode,
+    Program,
+    ProgramProvider,
+    ProgramRequest,
     Segment,
     Target,
     find_lowering,
@@ -108,6 +112,30 @@ def _count(segment: Segment, inputs: list[Any], outputs: list[Any]) -> None:
 
 
 BY_FOURS = Mode("by_fours", max_ops=4, inspect=_count)
+
+# --- a program provider: a policy of the mode for segments that have no program ------------------
+
+
+class OpByOp(ProgramProvider):
+    """Runs a segment op by op until its third time, when the next provider compiles it."""
+
+    def __init__(self, context: BuildContext) -> None:
+        self._context = context
+        self._times: dict[str, int] = {}
+        self.compiled: list[str] = []
+
+    def provide(self, request: ProgramRequest) -> Program | list[Any] | None:
+        if request.missing is None:
+            return None
+        key = self._context.exact_key(request.segment)
+        self._times[key] = self._times.get(key, 0) + 1
+        return [] if self._times[key] < 3 else None
+
+    def note_exact(self, segment: Segment, program: Program) -> None:
+        self.compiled.append(program.key)
+
+
+PATIENT = Mode("patient", max_ops=4, providers=(OpByOp,))
 
 # --- a command ------------------------------------------------------------------------------------
 

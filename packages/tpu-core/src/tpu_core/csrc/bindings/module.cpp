@@ -109,15 +109,15 @@ const char* state_name(const at::Tensor& t) {
 }
 
 py::object mode_tuple(const Mode& m) {
-  py::object inspect = py::none();
-  if (m.inspect) inspect = py::reinterpret_borrow<py::object>(m.inspect);
-  return py::make_tuple(m.max_ops, m.wait, inspect, m.repetitions, m.pads, m.background);
+  const auto object = [](PyObject* o) {
+    return o ? py::reinterpret_borrow<py::object>(o) : py::object(py::none());
+  };
+  return py::make_tuple(m.max_ops, m.wait, object(m.inspect), m.repetitions, object(m.providers));
 }
 
 Mode mode_of(const py::tuple& t) {
-  PyObject* inspect = t[2].is_none() ? nullptr : py::object(t[2]).release().ptr();
-  return {t[0].cast<int64_t>(), t[1].cast<bool>(), inspect,
-          t[3].cast<bool>(),    t[4].cast<bool>(), t[5].cast<bool>()};
+  const auto kept = [](py::object o) { return o.is_none() ? nullptr : o.release().ptr(); };
+  return {t[0].cast<int64_t>(), t[1].cast<bool>(), kept(t[2]), t[3].cast<bool>(), kept(t[4])};
 }
 
 }  // namespace

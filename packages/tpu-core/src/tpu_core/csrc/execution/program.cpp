@@ -8,6 +8,8 @@
 #include "values/memory.h"
 #include "values/memory_history.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -177,30 +179,40 @@ void fail(Segment& s, std::shared_ptr<const Failure> why) {
 auto& g_in_pieces = *new std::unordered_set<std::string>();
 constexpr size_t kMostInPieces = 4096;
 
+// A function that gives (key, node) of the ops that no program in memory runs by themselves, while the
+// segment is there.
+py::object missing_function(const std::shared_ptr<const Segment*>& segment) {
+  return py::cpp_function([segment] {
+    TORCH_CHECK(*segment, "tpu: the request for a program is over.");
+    py::list missing;
+    for (const auto& [piece, node] : missing_pieces(**segment))
+      missing.append(py::make_tuple(hex(piece), node));
+    return missing;
+  });
+}
+
 // A program for the segment, or null where it is to run in pieces: those of `parts`, else op by op.
 Program* compile(
     const Segment& s, Cut& c, const std::vector<py::object>& inputs, std::vector<Part>& parts) {
   const Mode m = mode();
-  const bool may_wait = m.background && tiers() == Tiers::Compiled && !m.inspect &&
-      s.nodes.size() > 1 && fits_in_pieces(s);
+  const bool fits = s.nodes.size() == 1 || fits_in_pieces(s);
+  const bool may_wait =
+      m.providers && tiers() == Tiers::Compiled && !m.inspect && s.nodes.size() > 1 && fits;
+  py::object providers = py::none();
+  if (m.providers && !c.is_piece) providers = py::reinterpret_borrow<py::object>(m.providers);
   std::string key;
   if (may_wait) {
     key = hex(c.key);
     const bool known = g_in_pieces.count(key);
-    if (known && !callback("program_due")(key).cast<bool>()) return nullptr;
+    if (known && !callback("program_due")(key, providers).cast<bool>()) return nullptr;
   }
   py::list arrays;
   for (auto i : c.inputs) arrays.append(inputs[i]);
-  py::object pieces = py::none();
-  if (may_wait) {
-    py::list missing;
-    for (const auto& [piece, node] : missing_pieces(s))
-      missing.append(py::make_tuple(hex(piece), node));
-    pieces = std::move(missing);
-  }
+  const auto asked = std::make_shared<const Segment*>(&s);
+  const auto answered = c10::make_scope_exit([&] { *asked = nullptr; });
   py::object info = callback("compile")(
-      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, m.pads && !c.is_piece, pieces,
-      s.nodes.size() == 1 || fits_in_pieces(s));
+      export_segment(s, c, c.outputs, c.reused, c.mask), arrays, providers,
+      may_wait ? missing_function(asked) : py::object(py::none()), fits);
   if (py::isinstance<py::list>(info)) {
     for (const auto& part : info) {
       const auto [begin, end, on_host] = part.cast<std::tuple<size_t, size_t, bool>>();

@@ -9,12 +9,11 @@ namespace tpu {
 
 // How the current thread cuts its traces; see `tpu_core.modes`.
 struct Mode {
-  int64_t max_ops = 1;          // cut when a segment has so many ops; 0: no bound
-  bool wait = false;            // wait for each segment
-  PyObject* inspect = nullptr;  // Python function that sees each finished segment; never released
-  bool repetitions = false;     // cut loops where they repeat, before they reach max_ops
-  bool pads = false;            // segments that differ in sizes alone run on padded arrays
-  bool background = false;  // segments may run in pieces while a program of their own is compiled
+  int64_t max_ops = 1;            // cut when a segment has so many ops; 0: no bound
+  bool wait = false;              // wait for each segment
+  PyObject* inspect = nullptr;    // Python function that sees each finished segment; never released
+  bool repetitions = false;       // cut loops where they repeat, before they reach max_ops
+  PyObject* providers = nullptr;  // tuple of Python's ProviderFactory, or null; never released
   bool operator==(const Mode&) const = default;
 };
 const Mode& mode();

@@ -7,6 +7,7 @@ worker, and takes over when it is there; what does not come again is never compi
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import warnings
@@ -16,14 +17,22 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from tpu_core.compiler.segment import Node, RuntimeScalar, Segment
-from tpu_core.compiler.worker import CompileJob, Result
-from tpu_core.compiler.workers import Workers
+from tpu_core.config import config
 from tpu_core.errors import BackgroundCompileWarning
-from tpu_core.metrics import METRICS
-from tpu_core.padding.synthetic import ops_of
+from tpu_core.extend import (
+    BuildContext,
+    CompileJob,
+    Node,
+    PaddedPrograms,
+    Program,
+    ProgramProvider,
+    ProgramRequest,
+    Segment,
+)
+from tpu_eager.background.pool import InProcess, WorkerProcess, Workers
+from tpu_eager.background.worker import Result
 
-logger = logging.getLogger("tpu_core")
+logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 
 # Seconds on one core; see docs/adr/0007-background-compilation.md.
 _PROGRAM = 0.05
@@ -34,6 +43,7 @@ _PRODUCT = 0.04
 _SHARE = 0.25
 
 _MOST_SEGMENTS = 4096
+_REASON = "it came again; until now it ran op by op"
 _PRODUCTS = ("mm", "conv", "matmul", "linear", "attention", "einsum", "dot")
 
 
@@ -55,39 +65,65 @@ class _Known:
         ready: (cache key, executable), once compiled.
     """
 
-    numbers: list[RuntimeScalar]
+    numbers: list[Any]
     lifted: list[bool]
     stage: _Stage = _Stage.SEEN
     ready: tuple[str, Any] | None = field(default=None, repr=False)
 
 
-class Background:
+class Background(ProgramProvider):
     """Decides which segments run op by op, and has their programs made.
 
+    With ``TPU_COMPILE=blocking`` none do.
+
     Args:
-        workers: Compile.
-        is_stored: Whether a cache key is on this machine's disk.
-        finish: ``finish(segment, key, result)`` makes an executable of what a worker compiled.
+        context: The client's.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        is_stored: Callable[[str], bool],
-        finish: Callable[[Segment, str, Result], Any],
-    ) -> None:
-        self.workers = workers
-        self._is_stored = is_stored
-        self._finish = finish
+    def __init__(self, context: BuildContext) -> None:
+        self._context = context
+        # A TPU and a GPU are opened by one process.
+        on_cpu = context.client.platform.name == "cpu"
+        start = WorkerProcess if on_cpu else functools.partial(InProcess, context.client)
+        self.workers = Workers(config().compile_workers, start)
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._lock = threading.Lock()
 
+    def provide(self, request: ProgramRequest) -> Program | list[Any] | None:
+        """The program that was compiled meanwhile, or none of its parts: op by op."""
+        missing = request.missing if config().compile == "background" else None
+        if missing is not None:
+            request.segment = self._with_lifted(request.segment)
+        s = request.segment
+        key = self._context.exact_key(s)
+        if (loaded := self._take(s, key)) is not None:
+            return self._context.exact_program(request, loaded, key)
+        if missing is None or not request.may_wait:
+            return None
+        pieces = missing()
+        lacking = [
+            (self._context.key(s, k, s.constants_of(node)), s.nodes[node]) for k, node in pieces
+        ]
+        if not self._serves_op_by_op(
+            s, key, lacking, functools.partial(CompileJob.of, s, request.exported)
+        ):
+            return None
+        if pieces:  # programs to compile
+            self._context.note_program(s)
+        return []
+
     def due(self, segment_key: str) -> bool:
         """Return whether a segment that runs op by op is to be asked about again."""
+        if config().compile != "background":
+            return True
         known = self._known.get(segment_key)
         return known is None or known.stage not in (_Stage.COMPILING, _Stage.PIECES)
 
-    def lifted(self, s: Segment) -> Segment:
+    def close(self) -> None:
+        """End the processes that compile."""
+        self.workers.close()
+
+    def _with_lifted(self, s: Segment) -> Segment:
         """The segment with those numbers as inputs that were seen to vary."""
         known = self._known.get(s.key)
         if known is None:
@@ -105,7 +141,7 @@ class Background:
             ]
         )
 
-    def take(self, s: Segment, key: str) -> Any:
+    def _take(self, s: Segment, key: str) -> Any:
         """The executable of ``key`` if it was compiled meanwhile, else None."""
         with self._lock:
             known = self._known.get(s.key)
@@ -114,29 +150,24 @@ class Background:
             del self._known[s.key]
             return known.ready[1]
 
-    def serves_in_pieces(
-        self,
-        s: Segment,
-        key: str,
-        missing: list[tuple[str, Node]],
-        forbidden: bool,
-        job: Callable[[], CompileJob],
+    def _serves_op_by_op(
+        self, s: Segment, key: str, missing: list[tuple[str, Node]], job: Callable[[], CompileJob]
     ) -> bool:
         """Return whether a segment that has no program runs op by op this time.
 
         Args:
-            s: The segment, its numbers `lifted`.
+            s: The segment, with the numbers as inputs that vary.
             key: Cache key of its program.
-            missing: Pieces that are not in memory, with their cache keys.
-            forbidden: Nothing may be compiled now.
+            missing: Ops that have no program in memory, with their cache keys.
             job: Gives what a worker needs.
         """
+        forbidden = not self._context.may_compile
         with self._lock:
             known = self._known.get(s.key)
             if forbidden and missing:
                 return False
             if known is None:
-                if self._is_stored(key) or not self._is_cheap(s, missing):
+                if self._context.is_stored(key) or not self._is_cheap(s, missing):
                     return False
                 self._known[s.key] = _Known(s.numbers, [False] * len(s.numbers))
                 while len(self._known) > _MOST_SEGMENTS:
@@ -147,23 +178,23 @@ class Background:
             if forbidden or known.stage in (_Stage.COMPILING, _Stage.PIECES):
                 return True
             known.stage, known.ready = _Stage.COMPILING, None
-        METRICS.compiling(1)
+        self._context.note_pending(1)
         self.workers.submit(job, lambda result: self._compiled(s, known, key, result))
         return True
 
     def _is_cheap(self, s: Segment, missing: list[tuple[str, Node]]) -> bool:
         pieces = sum(
-            _LOADED_PROGRAM if self._is_stored(key) else seconds_to_compile([node])
+            _LOADED_PROGRAM if self._context.is_stored(key) else seconds_to_compile([node])
             for key, node in missing
         )
         return pieces <= _SHARE * seconds_to_compile(s.nodes)
 
     def _compiled(self, s: Segment, known: _Known, key: str, result: Result) -> None:
-        METRICS.compiling(-1)
+        self._context.note_pending(-1)
         executable, problem = None, result.error
         if result.payload is not None:
             try:
-                executable = self._finish(s, key, result)
+                executable = self._context.adopt(s, key, result.payload, result.seconds, _REASON)
             except Exception as error:  # compiled here then, and raised where it belongs
                 problem = f"{type(error).__name__}: {error}"
         with self._lock:
@@ -186,6 +217,6 @@ class Background:
 
 def seconds_to_compile(nodes: Sequence[Node]) -> float:
     """Estimate of the seconds to compile ops as one program on one core."""
-    names = [name for node in nodes for name in ops_of(node)]
+    names = [name for node in nodes for name in PaddedPrograms.ops_of(node)]
     products = sum(any(part in name for part in _PRODUCTS) for name in names)
     return _PROGRAM + _OP * len(names) + _PRODUCT * products

@@ -10,13 +10,14 @@ import torch
 import torch.nn as nn
 
 from tpu_core import modes
-from tpu_core.compiler import background
-from tpu_core.compiler.workers import Workers
 from tpu_core.config import override
 from tpu_core.errors import OutOfMemoryError
+from tpu_eager.background import scheduler
+from tpu_eager.background.pool import Workers
+from tpu_eager.fused import background
 
 WHOLE = modes.Mode("whole", max_ops=0)
-PIECES = modes.Mode("pieces", max_ops=0, compiles_in_background=True)
+PIECES = modes.Mode("pieces", max_ops=0, providers=(background,))
 MIB = 1 << 20
 
 
@@ -29,7 +30,7 @@ def mode_of(mode: modes.Mode) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_programs_of_several_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where segments may run in pieces they do, and no program takes over."""
-    monkeypatch.setattr(background, "_SHARE", 1e9)
+    monkeypatch.setattr(scheduler, "_SHARE", 1e9)
     monkeypatch.setattr(Workers, "submit", lambda *_: None)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from compile_counts import compiles
 
 from tpu_core import modes
-from tpu_core.compiler import recompile_limit
 from tpu_core.config import override
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
 from tpu_core.runtime import initialize
+from tpu_eager.bucketing import recompile_limit
+from tpu_eager.fused import bucketed
 
 LIMIT = 4  # so that tests are short
 
@@ -25,6 +25,14 @@ LIMIT = 4  # so that tests are short
 def fused():
     with modes.using("fused"), override(recompile_limit=LIMIT):
         yield
+
+
+def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
+    """Compiles while ``step`` runs with each of ``steps``."""
+    before = METRICS.snapshot()
+    for i in steps:
+        step(i)
+    return int(METRICS.delta(before)["compiles"])
 
 
 def finish(x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +60,7 @@ def crops(seed: int) -> Callable[[int], None]:
 @pytest.fixture(autouse=True)
 def no_sites() -> None:
     """What the lines of one test have compiled is nothing to another."""
-    initialize().builder.limit = recompile_limit.RecompileLimit()
+    initialize().builder.provider(bucketed).limit = recompile_limit.RecompileLimit()
 
 
 def test_what_cannot_be_padded_runs_by_cpu_kernels():

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from tpu_core import modes
-from tpu_core.compiler import padded, promotion
+from tpu_core import _C, modes
 from tpu_core.metrics import METRICS
+from tpu_core.padding import programs as padded
+from tpu_core.runtime import runtime
+from tpu_eager.bucketing import families, promotion
+from tpu_eager.fused import bucketed
 
 # As many sizes of the bucket 96 as run in one of 256: each wastes 1 - 96 / 256 of a run.
 SERVED = range(66, 66 + int(promotion.WASTED_RUNS / (1 - 96 / 256)))
@@ -166,3 +169,26 @@ def test_a_program_that_fails_its_check_never_runs(monkeypatch):
     monkeypatch.setattr(padded, "differences", lambda *_: "it came out otherwise")
     delta = repeat(program(), [65, 67, 69, 70, 71], 1)
     assert delta["padded_executions"] == 0
+
+
+def test_the_key_of_a_padded_program_follows_the_sources_of_the_policy(monkeypatch):
+    run, provider = program(), runtime().builder.provider(bucketed)
+
+    def compiled() -> tuple[int, int]:
+        """Programs compiled and loaded for three sizes, with nothing known of them."""
+        monkeypatch.setattr(
+            provider, "_families", families.Families(provider._context, lambda s, op: None)
+        )
+        torch.tpu.synchronize()
+        _C.clear_programs()
+        before = METRICS.snapshot()
+        for n in (65, 67, 70):
+            run(n)
+        found = METRICS.delta(before)
+        assert found["padded_executions"] == 2
+        return int(found["compiles"]), int(found["cache_hits_disk"])
+
+    assert compiled() == (2, 0)
+    assert compiled() == (0, 2)
+    monkeypatch.setattr(families, "package_digest", lambda name: f"another {name}")
+    assert compiled() == (1, 1)

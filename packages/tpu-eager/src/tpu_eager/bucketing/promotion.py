@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tpu_core.compiler.reasons import Reason
-from tpu_core.padding.arrays import PaddedArray
+from tpu_core.extend import PaddedPrograms
 
 RUNS = 32  # of a size; after them it recurs
 WASTED_RUNS = 8  # in a larger bucket, that a smaller one would have saved
@@ -31,11 +30,11 @@ class PromotionPolicy:
     """
 
     def __init__(self) -> None:
-        self._own: dict[str, Reason] = {}
+        self._own: dict[str, str] = {}
         self._runs = 0
         self._wasted: dict[tuple[int, ...], float] = {}
 
-    def own(self, key: str) -> Reason | None:
+    def own(self, key: str) -> str | None:
         """Reason for an exact program of this key, or None."""
         return self._own.get(key)
 
@@ -81,7 +80,7 @@ class PromotionPolicy:
         """Give a size its own program from now on."""
         sizes, padded = (", ".join(map(str, n)) for n in (values, buckets))
         subject = f"size {sizes} recurs: its" if len(values) == 1 else f"sizes {sizes} recur: their"
-        self._own[key] = Reason(f"{subject} own program instead of one padded to {padded}", None)
+        self._own[key] = f"{subject} own program instead of one padded to {padded}"
 
 
 def _wasted(wanted: Sequence[int], used: Sequence[int]) -> float:
@@ -113,7 +112,7 @@ class Counter:
         if self._family.own(self._key):
             return may_compile
         # What is padded already would have to lose its padding, by way of the host.
-        if any(isinstance(a, PaddedArray) for a in arguments):
+        if any(map(PaddedPrograms.is_padded, arguments)):
             return False
         self._runs += 1
         if not self._family.often(self._runs) or not may_compile:

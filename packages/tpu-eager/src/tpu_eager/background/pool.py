@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tpu_core.compiler.worker import CompileJob, Result, compile_job
+from tpu_core.extend import CompileJob
+from tpu_eager.background.worker import Result, compile_job
 
-logger = logging.getLogger("tpu_core")
+logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 
 # A worker that has had nothing to do for so long ends, with the memory that it holds.
 _IDLE_SECONDS = 60.0
@@ -35,7 +36,7 @@ class WorkerProcess:
     def __init__(self) -> None:
         code = (
             "import sys; sys.path[:] = sys.argv[1:]; "
-            "from tpu_core.compiler.worker import main; main()"
+            "from tpu_eager.background.worker import main; main()"
         )
         environment = {
             **os.environ,
@@ -98,7 +99,7 @@ class InProcess:
     XLA compiles without the GIL; lowering holds it.
 
     Args:
-        client: A `tpu_core.pjrt.client.Client`.
+        client: The client that has the devices.
     """
 
     pid = os.getpid()
@@ -109,7 +110,7 @@ class InProcess:
     def compile(self, job: bytes) -> Result:
         """Compile a pickled `CompileJob` for its own device."""
         loaded: CompileJob = pickle.loads(job)
-        return compile_job(loaded, self._client, loaded.device)
+        return compile_job(loaded, self._client)
 
     def kill(self) -> None:
         """Nothing: what is under way ends by itself."""

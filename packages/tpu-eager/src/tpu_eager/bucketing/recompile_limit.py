@@ -16,10 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from tpu_core.compiler.host_parts import may_run_on_host
-from tpu_core.compiler.segment import Node, Segment
 from tpu_core.config import config
-from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
+from tpu_core.extend import BuildContext, Node, PaddedPrograms, Segment
 
 Part = tuple[int, int, bool]
 """First node, the node after the last, and whether CPU kernels run them."""
@@ -147,11 +145,11 @@ class RecompileLimit:
         site = self._site(s)
         nodes = s.nodes
         if len(nodes) == 1:
-            return [(0, 1, True)] if may_run_on_host(nodes[0]) else None
+            return [(0, 1, True)] if BuildContext.may_run_on_host(nodes[0]) else None
         differs = self._differing(s, site)
         if by_sizes and not any(differs):
             differs = self._resized(s, site)
-        on_host = [d and may_run_on_host(n) for d, n in zip(differs, nodes)]
+        on_host = [d and BuildContext.may_run_on_host(n) for d, n in zip(differs, nodes)]
         if not any(on_host):
             return None
         # A few ops between them are no program of their own.
@@ -159,7 +157,7 @@ class RecompileLimit:
             if (
                 j - i < _LEAST_OPS
                 and not any(differs[i:j])
-                and all(may_run_on_host(n) for n in nodes[i:j])
+                and all(BuildContext.may_run_on_host(n) for n in nodes[i:j])
             ):
                 on_host[i:j] = [True] * (j - i)
         # How many words of checks there are differs with the ops: a small program of its own.
@@ -211,7 +209,7 @@ def _key(s: Segment) -> tuple[bool, str, str]:
 def _read(site: _Site) -> None:
     while site.unread:
         s = site.unread.popleft()
-        form = describe(s)[0]
+        form = PaddedPrograms.digest_of(s)
         site.ops.append(_forms(s))
         site.sizes.append(_sizes(s))
         site.forms.add(form)
@@ -221,12 +219,16 @@ def _read(site: _Site) -> None:
 
 def _forms(s: Segment) -> array[int]:
     return array(
-        "q", [hash(n.name if n.name == _COMBINE else (n.name, form_of_node(n))) for n in s.nodes]
+        "q",
+        [
+            hash(n.name if n.name == _COMBINE else (n.name, PaddedPrograms.form_of(n)))
+            for n in s.nodes
+        ],
     )
 
 
 def _sizes(s: Segment) -> array[int]:
-    return array("q", [hash((n.name, sizes_of_node(n))) for n in s.nodes])
+    return array("q", [hash((n.name, PaddedPrograms.sizes_of(n))) for n in s.nodes])
 
 
 def _differing(forms: array[int], others: Sequence[array[int]]) -> tuple[int, int]:

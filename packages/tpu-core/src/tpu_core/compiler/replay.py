@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tpu_core.compiler import host_windows as windows
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering import kernel_errors
 from tpu_core.lowering.dtypes import TO_TORCH
@@ -21,7 +22,6 @@ from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.compute import flatten
 from tpu_core.recorder.functional_variants import overload_of
 from tpu_core.recorder.plan import NodePlan
-from tpu_core.verification import windows
 
 logger = logging.getLogger("tpu_core")
 

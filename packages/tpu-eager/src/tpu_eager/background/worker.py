@@ -1,6 +1,6 @@
 """The process that compiles for another one: jobs on its input, executables on its output.
 
-`tpu_core.compiler.workers` starts it. It sees the device's platform as its parent does, but keeps
+`tpu_eager.background.pool` starts it. It sees the device's platform as its parent does, but keeps
 no cache: what it makes, the parent stores.
 """
 
@@ -11,25 +11,13 @@ import pickle
 import sys
 import time
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpu_core.extend import CompileJob
 
 # Low, and yet some share of a machine whose cores are all busy with training.
 _NICENESS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class CompileJob:
-    """A segment to compile.
-
-    Attributes:
-        exported: As the extension exported it.
-        module: Its StableHLO bytecode, where what its ops compute is known to this process alone.
-        device: Index of its device.
-    """
-
-    exported: dict[str, Any] | None
-    module: bytes | None
-    device: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +37,16 @@ class Result:
     is_lost: bool = False
 
 
-def compile_job(job: CompileJob, client: Any, device: int = 0) -> Result:
+def compile_job(job: CompileJob, client: Any = None) -> Result:
     """Lower and compile a segment.
 
     Args:
         job: The segment.
-        client: A `tpu_core.pjrt.client.Client`.
-        device: Index of the client's device to compile for.
+        client: The client that has its device; None for the device that this process opened.
     """
-    from tpu_core.compiler import segment as segments
-    from tpu_core.pjrt import client as pjrt
-
     started = time.perf_counter()
     try:
-        module = job.module
-        if module is None:
-            assert job.exported is not None
-            module = segments.lower(segments.Segment.from_export(job.exported))
-        executable = pjrt.compile_module(module, client.devices[device], client)
-        payload = pjrt.serialize(executable)
+        payload = job.compile(client)
     except Exception as error:  # the parent compiles it itself, and has the error where it belongs
         return Result(error=f"{type(error).__name__}: {error}")
     return Result(payload, time.perf_counter() - started)
@@ -78,7 +57,6 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get among the replies
     os.nice(_NICENESS)
-    client: Any = None
     while True:
         try:
             job = _receive(sys.stdin.buffer)
@@ -87,8 +65,8 @@ def main() -> None:
         except Exception as error:  # such as a lowering that only the parent has registered
             result = Result(error=f"{type(error).__name__}: {error}")
         else:
-            client = client or _start()
-            result = compile_job(job, client)
+            job.open_device()
+            result = compile_job(job)
         try:
             replies.write(pickle.dumps(result))
             replies.flush()
@@ -102,15 +80,9 @@ def _receive(source: IO[bytes]) -> CompileJob:
     if len(head) < 8:
         raise EOFError
     data = source.read(int.from_bytes(head, "little"))
-    from tpu_core import lowering
+    from tpu_core.extend import CompileJob, load_lowerings
 
-    lowering.load()
+    load_lowerings()
     job = pickle.loads(data)
     assert isinstance(job, CompileJob)
     return job
-
-
-def _start() -> Any:
-    from tpu_core.pjrt import client as pjrt
-
-    return pjrt.start()

@@ -1,0 +1,206 @@
+"""Padded programs: recordings that differ in sizes, and one executable for each bucket of sizes.
+
+Which sizes share a program, and when one gets its own, is the policy of a mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tpu_core.compiler.context import BuildContext
+from tpu_core.compiler.programs import Program
+from tpu_core.compiler.segment import Node, Segment
+from tpu_core.metrics import METRICS
+from tpu_core.padding.bucketed_program import BucketedProgram, Recording
+from tpu_core.padding.check import differences
+from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
+from tpu_core.padding.segment_signature import SegmentSignatures
+from tpu_core.padding.sizes import NotPaddableError
+from tpu_core.padding.synthetic import has_graphs, ops_of, synthesize
+from tpu_core.pjrt import client as pjrt
+from tpu_core.pjrt.padded_array import PaddedArray, fitted
+
+_Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
+
+
+class PaddedPrograms:
+    """Makes programs for segments that differ in sizes alone.
+
+    Args:
+        context: The client's.
+        source: Digest of what chooses the buckets, for their keys.
+
+    Example:
+        >>> padded = PaddedPrograms(context, package_digest("mylib"))
+        >>> bucketed = padded.new(segment)
+        >>> padded.add(bucketed, segment, program)  # and one of another size
+        >>> values = bucketed.solve(other, padded.integers(other))
+        >>> buckets = bucketed.buckets(values)
+        >>> bucketed.programs[buckets] = padded.obtain(bucketed, other, values, buckets, arrays)
+        >>> padded.program(bucketed, other, values, buckets, lambda arguments: False)
+    """
+
+    def __init__(self, context: BuildContext, source: str) -> None:
+        self._context = context
+        self._source = source
+        self._signatures = SegmentSignatures(context.store, context.key)
+        self._described: tuple[Segment, str, list[int], int] | None = None
+
+    @staticmethod
+    def form_of(node: Node) -> str:
+        """The arguments of a node without the integers that may vary."""
+        return form_of_node(node)
+
+    @staticmethod
+    def sizes_of(node: Node) -> tuple[tuple[int, ...], ...]:
+        """The integers of a node that may vary."""
+        return sizes_of_node(node)
+
+    @staticmethod
+    def digest_of(s: Segment) -> str:
+        """As `form`, of a segment that is looked at once."""
+        return describe(s)[0]
+
+    @staticmethod
+    def has_graphs(s: Segment) -> bool:
+        """Return whether an op of the segment is a graph, which may declare its sizes."""
+        return has_graphs(s)
+
+    @staticmethod
+    def ops_of(node: Node) -> Sequence[str]:
+        """Names of what a node computes: its op, or those of the graph that it stands for."""
+        return ops_of(node)
+
+    @staticmethod
+    def is_padded(array: Any) -> bool:
+        """Return whether an argument of a program has padding."""
+        return isinstance(array, PaddedArray)
+
+    def _describe(self, s: Segment) -> tuple[str, list[int], int]:
+        if self._described is None or self._described[0] is not s:
+            self._described = (s, *describe(s))
+        return self._described[1:]
+
+    def form(self, s: Segment) -> str:
+        """Digest of a segment without its sizes."""
+        return self._describe(s)[0]
+
+    def integers(self, s: Segment) -> list[int]:
+        """The integers of a segment that may vary."""
+        return self._describe(s)[1]
+
+    def new(self, s: Segment) -> BucketedProgram:
+        """A program without recordings, for segments of this one's form."""
+        return BucketedProgram(self._signatures, self._describe(s)[2])
+
+    def synthetic(self, s: Segment) -> BucketedProgram | None:
+        """A program of recordings at other sizes, where graphs in the segment declare sizes."""
+        synthetic = synthesize(s)
+        if synthetic is None:
+            return None
+        recordings = [Recording(x, describe(x)[1], None) for x in synthetic.segments]
+        tensors = self._describe(s)[2]
+        return BucketedProgram.from_synthetic(synthetic, recordings, self._signatures, tensors)
+
+    def add(self, bucketed: BucketedProgram, s: Segment, program: Program) -> None:
+        """Add a segment that runs as it was recorded."""
+        bucketed.add(Recording(s, self.integers(s), program))
+
+    def key(self, bucketed: BucketedProgram, s: Segment, buckets: tuple[int, ...]) -> str:
+        """Cache key of the program for some buckets."""
+        text = f"{self.form(s)} {bucketed.signature()} {buckets} {self._source}"
+        return self._context.key(s, text, bucketed.segment().constants())
+
+    def obtain(
+        self,
+        bucketed: BucketedProgram,
+        s: Segment,
+        values: list[int],
+        buckets: tuple[int, ...],
+        arrays: list[Any],
+    ) -> tuple[pjrt.Loaded, str]:
+        """An executable for some buckets, and its key.
+
+        Args:
+            bucketed: The program.
+            s: The segment that is about to run.
+            values: Its sizes, as ``bucketed.solve`` gives them.
+            buckets: Padded size of each of them.
+            arrays: Inputs of the segment, on which a new executable is checked.
+
+        Raises:
+            NotPaddableError: An op cannot run on padded arrays, or does not do so as it should.
+        """
+        outputs = [(bucketed.bound(i, buckets), s.slots[i].dtype) for i in s.live]
+        key = self.key(bucketed, s, buckets)
+        context = self._context
+
+        def check(loaded: pjrt.Loaded) -> None:
+            run = self._runner(bucketed, s, buckets, loaded)
+            device = context.client.devices[s.device]
+            problem = differences(bucketed, buckets, run, arrays, device)
+            if problem:
+                raise NotPaddableError(problem)
+
+        sizes = ", ".join(f"{v} in {b}" for v, b in zip(values, buckets))
+        why = context.explain(s)
+        reason = replace(why, text=f"{why.text}; on padded arrays from now on ({sizes})")
+        lower = functools.partial(bucketed.lower, buckets)
+        loaded = context.obtain(s, key, lower, outputs, reason, check)
+        context.remember(s)
+        return loaded, key
+
+    def program(
+        self,
+        bucketed: BucketedProgram,
+        s: Segment,
+        values: list[int],
+        buckets: tuple[int, ...],
+        gives_way: Callable[[list[Any]], bool],
+    ) -> Program:
+        """The program of a segment, by an executable of ``bucketed.programs``.
+
+        Args:
+            bucketed, s, values, buckets: As of `obtain`.
+            gives_way: Called with the arguments of each run: whether another program is to be asked
+                for in its place.
+        """
+        executable, key = bucketed.programs[buckets]
+        run = self._runner(bucketed, s, buckets, executable)
+        shapes = [s.slots[i].shape for i in s.live]
+
+        def execute(arguments: list[Any]) -> list[Any] | None:
+            if gives_way(arguments):
+                return None
+            METRICS.padded_execution()
+            return run(arguments, values, shapes)
+
+        program = self._context.program(s, executable, key)
+        mask = [n.compiled_in for n in bucketed.segment().numbers]
+        return replace(program, execute=execute, handlers=None, compiled_in=mask)
+
+    def _runner(
+        self, bucketed: BucketedProgram, s: Segment, buckets: tuple[int, ...], loaded: pjrt.Loaded
+    ) -> _Run:
+        device = self._context.client.devices[s.device]
+        inputs = [bucketed.bound(i, buckets) for i in s.inputs()]
+        outputs = [bucketed.bound(i, buckets) for i in s.live]
+
+        def run(
+            arguments: list[Any], values: Sequence[int], shapes: Sequence[tuple[int, ...]]
+        ) -> list[Any]:
+            padded = [fitted(a, shape, device) for a, shape in zip(arguments, inputs)]
+            sizes = pjrt.put_numbers(2, np.asarray(values, np.int32).tobytes(), device)
+            sharded = loaded.execute([*padded, *arguments[len(inputs) :], sizes])
+            results = sharded.consume_with_handlers(loaded.handlers)
+            return [
+                r if shape == bound else PaddedArray(r, shape)
+                for r, shape, bound in zip(results, shapes, outputs)
+            ]
+
+        return run

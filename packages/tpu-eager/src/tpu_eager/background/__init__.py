@@ -1,0 +1,1 @@
+"""Compiling in the background while segments run op by op."""

@@ -1,0 +1,1 @@
+"""Sizes that vary: which share a program, and when one has its own."""

@@ -1,0 +1,213 @@
+"""Families of segments with dynamic sizes: the buckets whose programs serve them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tpu_core.extend import (
+    BuildContext,
+    NotPaddableError,
+    PaddedPrograms,
+    Program,
+    Segment,
+    package_digest,
+)
+from tpu_eager.bucketing.promotion import PromotionPolicy
+
+logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
+
+# A program with many sizes is one family; what is not seen again must not fill memory.
+_MOST_FAMILIES = 256
+# Executables of one family, beyond which a new one serves the sizes of all others too.
+_MOST_DISJOINT = 3
+# Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
+_MOST_PROGRAMS = 16
+
+
+@dataclass(slots=True)
+class _Family:
+    """A program with many sizes, and those that are to have programs of their own."""
+
+    bucketed: Any  # of `PaddedPrograms`
+    promotion: PromotionPolicy = field(default_factory=PromotionPolicy)
+
+
+class Families:
+    """Finds or makes padded programs for segments that differ from earlier ones in sizes alone.
+
+    Args:
+        context: The client's.
+        refused: Called with a segment and the label of an op of it that padded arrays do not serve.
+    """
+
+    def __init__(self, context: BuildContext, refused: Callable[[Segment, str], None]) -> None:
+        self._context = context
+        self._refused = refused
+        self._padded = PaddedPrograms(context, package_digest("tpu_eager"))
+        self._families: OrderedDict[str, _Family] = OrderedDict()
+        self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
+
+    def remember(self, s: Segment, program: Program) -> None:
+        """Take note of a segment that runs as it was recorded."""
+        # Describing a training step takes as long as recording it, and many processes run but one.
+        self._unread.append((s, program))
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for s, program in unread:
+            self._add(s, program)
+
+    def _add(self, s: Segment, program: Program) -> None:
+        form = self._padded.form(s)
+        if form not in self._families:
+            self._families[form] = _Family(self._padded.new(s))
+        family = self._families[form]
+        self._families.move_to_end(form)
+        if family.promotion.own(s.key):
+            return
+        self._padded.add(family.bucketed, s, program)
+        while len(self._families) > _MOST_FAMILIES:
+            self._families.popitem(last=False)
+
+    def form(self, s: Segment) -> str:
+        """Digest of a segment without its sizes."""
+        return self._padded.form(s)
+
+    def recurs(self, s: Segment) -> bool:
+        """Return whether a segment's sizes recur, so that they have a program of their own."""
+        family = self._families.get(self.form(s))
+        return family is not None and family.promotion.own(s.key) is not None
+
+    def problem(self, s: Segment) -> str | None:
+        """Reason that padded arrays do not serve a segment, where that is known."""
+        family = self._families.get(self.form(s))
+        return family.bucketed.problem if family else None
+
+    def comment(self, s: Segment, why: Any) -> Any:
+        """The reason to compile a segment as it is, with why padded arrays do not serve it."""
+        self._read()
+        family = self._families.get(self.form(s)) if self._families else None
+        if family is None:
+            return why
+        if own := family.promotion.own(s.key):
+            return replace(why, text=own, line=None)
+        if problem := family.bucketed.problem:
+            return replace(why, text=f"{why.text}; not on padded arrays: {problem}")
+        return why
+
+    def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
+        """A padded program for the segment, or None where it is to run as it was recorded.
+
+        Args:
+            s: The segment.
+            arrays: Its inputs.
+            compiles: Whether one may be compiled, and sizes that do not follow those known so far
+                change what is known.
+        """
+        self._read()
+        if not self._families and not self._padded.has_graphs(s):
+            return None
+        family = self._families.get(self.form(s)) or self._synthetic(s)
+        if family is None or family.bucketed.refusal or family.promotion.own(s.key):
+            return None
+        bucketed = family.bucketed
+        # The programs for few sizes are few; those for many have many combinations of buckets.
+        compiles = compiles or (bool(bucketed.programs) and bucketed.has_few_sizes())
+        values = bucketed.solve(s, self._padded.integers(s), learns=compiles)
+        if values is None:
+            return None
+        try:
+            return self._program(family, s, values, arrays, compiles)
+        except NotPaddableError as error:
+            self._refused(s, error.op or bucketed.differing_op())
+            bucketed.refuse(f"{error.op or 'the segment'}: {error}")
+        if bucketed.refusal:
+            logger.info(
+                "Sizes change, but the program cannot run on padded arrays, so each new size is "
+                "compiled: %s",
+                bucketed.refusal,
+            )
+        return None
+
+    def _synthetic(self, s: Segment) -> _Family | None:
+        """A family of one segment, where the graphs in it say which of its sizes vary."""
+        bucketed = self._padded.synthetic(s)
+        if bucketed is None:
+            return None
+        family = self._families[self.form(s)] = _Family(bucketed)
+        return family
+
+    def _program(
+        self, family: _Family, s: Segment, values: list[int], arrays: list[Any], compiles: bool
+    ) -> Program | None:
+        bucketed, promotion = family.bucketed, family.promotion
+        wanted = bucketed.buckets(values)
+        buckets = self._buckets(family, s, values, wanted)
+        if buckets is None:
+            return None
+        if buckets not in bucketed.programs:
+            if not compiles and not self._is_stored(family, s, buckets):
+                return None
+            made = self._padded.obtain(bucketed, s, values, buckets, arrays)
+            bucketed.programs[buckets] = made
+        counter = promotion.counter(s.key, values, buckets)
+
+        def gives_way(arguments: list[Any]) -> bool:
+            if counter.due(arguments, self._context.may_compile):
+                return True
+            if wanted != buckets:
+                if self._has_better(family, wanted, buckets):
+                    return True
+                promotion.count_in(wanted, buckets)
+            return False
+
+        return self._padded.program(bucketed, s, values, buckets, gives_way)
+
+    def _is_stored(self, family: _Family, s: Segment, buckets: tuple[int, ...]) -> bool:
+        return self._context.is_stored(self._padded.key(family.bucketed, s, buckets))
+
+    def _buckets(
+        self, family: _Family, s: Segment, values: Sequence[int], wanted: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """The buckets of the program to use, of which there need be none yet.
+
+        A larger program serves until it has cost as much as many runs: a compile takes as long as
+        hundreds of them.
+        """
+        bucketed = family.bucketed
+        programs = bucketed.programs
+        if not programs:
+            # Large enough for the recordings too: on one of them the program is checked.
+            assert bucketed.fit is not None
+            pairs = zip(bucketed.recordings, bucketed.fit.values)
+            known = next((v for r, v in pairs if r.program), values)
+            return bucketed.buckets([max(pair) for pair in zip(values, known)])
+        larger = [b for b in programs if all(x >= y for x, y in zip(b, wanted))]
+        nearest = min(larger, key=math.prod, default=None)
+        if nearest is None:
+            if len(programs) < _MOST_DISJOINT:
+                return wanted
+            # One that serves all sizes so far: the buckets of several sizes have many combinations.
+            wider = tuple(map(max, zip(wanted, *programs)))
+            return wider if len(programs) < _MOST_PROGRAMS else None
+        if self._has_better(family, wanted, nearest):
+            return wanted
+        if len(programs) < _MOST_PROGRAMS and self._is_stored(family, s, wanted):
+            return wanted
+        return nearest
+
+    def _has_better(self, family: _Family, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
+        """Return whether a program of buckets that fit better is there, or worth a compile now."""
+        programs = family.bucketed.programs
+        if wanted in programs:
+            return True
+        return (
+            len(programs) < _MOST_PROGRAMS
+            and self._context.may_compile
+            and family.promotion.outgrew(wanted, used, len(programs))
+        )

@@ -1,0 +1,85 @@
+"""Segments that differ from earlier ones: one program for many sizes, and parts beyond a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpu_core.config import config
+from tpu_core.errors import RecompileLimitWarning
+from tpu_core.extend import BuildContext, Program, ProgramProvider, ProgramRequest, Segment
+from tpu_eager.bucketing.families import Families
+from tpu_eager.bucketing.recompile_limit import Part, RecompileLimit
+
+
+class Bucketed(ProgramProvider):
+    """Padded programs, one for each bucket of sizes, and the limit on the programs of a line.
+
+    Args:
+        context: The client's.
+
+    Attributes:
+        limit: Counts the programs of each line.
+    """
+
+    def __init__(self, context: BuildContext) -> None:
+        self._context = context
+        self.limit = RecompileLimit()
+        self._families = Families(context, lambda s, op: self.limit.refused(s, op))
+        context.on_program.append(lambda s: self.limit.made(s))
+
+    def provide(self, request: ProgramRequest) -> Program | list[Part] | None:
+        """A padded program for the segment, or its parts; None where it runs as it was recorded."""
+        s, arrays = request.segment, request.arrays
+        may_be_parts = request.may_be_divided and not s.on_host
+        if not may_be_parts or not self.limit.is_reached(s, self._families.form(s)):
+            return self._families.serve(s, arrays)
+        # Beyond the limit one program for many sizes is wanted, not one for each op and size.
+        request.may_wait = False
+        return self._serve_beyond_limit(s, arrays)
+
+    def comment(self, segment: Segment, reason: Any) -> Any:
+        """The reason to compile a segment as it is, with why padded arrays do not serve it."""
+        return self._families.comment(segment, reason)
+
+    def note_exact(self, segment: Segment, program: Program) -> None:
+        """Take note of a segment that runs as it was recorded."""
+        self._families.remember(segment, program)
+
+    def _serve_beyond_limit(self, s: Segment, arrays: list[Any]) -> Program | list[Part] | None:
+        padded = self._families.serve(s, arrays, compiles=False)
+        if padded is not None:
+            return padded
+        if self._families.recurs(s) or self._context.is_stored(self._context.exact_key(s)):
+            return None
+        if self.limit.recurs(s, self._families.form(s)):
+            return self._families.serve(s, arrays)
+        if (parts := self.limit.parts(s)) is None:
+            padded = self._families.serve(s, arrays)
+            if padded is not None:
+                return padded
+            if self._families.problem(s):
+                parts = self.limit.parts(s, by_sizes=True)
+        self._warn(s, parts)
+        return parts
+
+    def _warn(self, s: Segment, parts: list[Part] | None) -> None:
+        found = self.limit.to_warn_of(s, parts) if config().performance_warnings else None
+        if found is None:
+            return
+        node, programs = found
+        in_parts = "what differs runs by CPU kernels, products aside, and the rest as programs"
+        then = in_parts if parts else "each such step is compiled"
+        problem = self._families.problem(s)
+        self._context.warn(
+            node.line or s.last_line,
+            RecompileLimitWarning(
+                f"{programs} programs were compiled for this step, and its ops differ again.",
+                values={
+                    "first op that differs": node.name,
+                    **({"not on padded arrays": problem} if problem else {}),
+                    "from now on": then,
+                    "step ends at": s.last_line,
+                },
+                line=node.line or None,
+            ),
+        )
