@@ -1,0 +1,181 @@
+#include "execution/direct_call.h"
+
+#include "execution/host_kernels.h"
+#include "execution/profiler.h"
+#include "recorder/threads.h"
+#include "recorder/tier_key.h"
+#include "runtime/source_location.h"
+
+#include <algorithm>
+
+namespace tpu {
+namespace {
+
+// Whether a kernel writes what lies in memory, and no more: an out= tensor may change its geometry.
+bool keeps_geometry(const c10::OperatorHandle& op) {
+  for (const auto& a : op.schema().arguments())
+    if (a.is_out()) return false;
+  return !op.hasTag(at::Tag::inplace_view);
+}
+
+bool is_direct(const OpDescription& d) {
+  std::call_once(d.direct_sought, [&] {
+    const bool is_recordable = !d.handler || d.handler.is_none();
+    d.is_direct = is_recordable && host_kernel(d) && d.chance < 0 && !d.host_operands &&
+        d.name != "aten::_embedding_bag_backward" && keeps_geometry(d.op);
+  });
+  return d.is_direct;
+}
+
+}  // namespace
+
+DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args) : d_(d) {
+  if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling()) return;
+  const Mode& m = mode();
+  if (m.inspect || has_chosen_implementations()) return;
+  const bool grad_mode = at::GradMode::is_enabled();
+  no_gil_.emplace();
+  Lock lock(g_mutex);
+  TierKey key(d);
+  const bool are_ready = each_operand(d, args, key, [&](const at::Tensor& t, size_t argument) {
+    const auto* impl = t.unsafeGetTensorImpl();
+    if (!t.is_privateuseone()) {  // a Python number; other CPU tensors are for the long way
+      key.add_host_operand(t);
+      return impl->is_wrapped_number() && t.is_cpu();
+    }
+    if (!is_plain_tensor(t) || impl->is_wrapped_number()) return false;
+    const auto index = static_cast<int16_t>(t.device().index());
+    if (device_ < 0) device_ = index;
+    if (device_ != index) return false;
+    const auto& v = cell_of(t)->value;
+    if (!take(t, v, d.writes[argument])) return false;
+    is_differentiated_ = is_differentiated_ || (grad_mode && t.requires_grad());
+    key.add_operand(t, v->layout);
+    return true;
+  });
+  key_ = key.value();
+  is_ready_ = are_ready && device_ >= 0 && begin(m, lock);
+  if (!is_ready_) operands_.clear();
+}
+
+// Adds the CPU tensor of an operand, if it is there to be read or written.
+bool DirectCall::take(const at::Tensor& t, const ValuePtr& v, bool is_written) {
+  const auto& l = v->layout;
+  if (l.untyped) return false;
+  if (v->state == State::Uninitialized) {  // all of it is to be written
+    const bool is_whole = t.storage_offset() == 0 && t.scalar_type() == l.dtype &&
+        t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
+    if (!is_written || !d_.write_only || !is_whole || v.use_count() != 1) return false;
+    unwritten_.emplace_back(operands_.size(), v.get());
+    operands_.emplace_back();
+    writing_.add(v);
+    return true;
+  }
+  if (v->state != State::Host || !is_in_memory_order(v->host, l)) return false;
+  if (is_written) {
+    if (!is_exclusive(v)) return false;
+    writing_.add(v);
+  }
+  // PyTorch asks whether an operand is the result itself: both are the value's tensor, then.
+  const bool is_whole = is_the_value(t, *v) && !(is_written && v->host.is_inference());
+  if (!is_whole && is_written)
+    written_views_.push_back({t.unsafeGetTensorImpl(), operands_.size()});
+  for (const auto& w : written_views_)
+    if (w.first == t.unsafeGetTensorImpl() && w.second < operands_.size()) {
+      operands_.push_back(operands_[w.second]);
+      return true;
+    }
+  operands_.push_back(is_whole ? v->host : alias_of(t, v->host));
+  return true;
+}
+
+// Enters the op into the tiers' segment, if the host is to run it.
+bool DirectCall::begin(const Mode& m, Lock& lock) {
+  trace_ = current_trace(device_);
+  if (tiers() == Tiers::Auto && m.max_ops != 1) {
+    const auto choice = trace_->tiering.choose(key_);
+    if (choice == Tiering::Choice::Cut) {
+      operands_.clear();
+      writing_.clear();
+      flush(trace_, lock, kForHost);
+    }
+    if (choice != Tiering::Choice::Host) return false;
+    enter_host_op(*trace_, m, key_);
+  }
+  for (const auto& [i, v] : unwritten_) {
+    v->set_host(at::empty_strided(v->layout.sizes, v->layout.strides, v->layout.dtype), false);
+    operands_[i] = v->host;
+  }
+  is_first_ = count_host_op();
+  if (is_differentiated_) user_line();  // for the backward ops
+  writing_.begin();
+  return true;
+}
+
+void DirectCall::give_up() {
+  Lock lock(g_mutex);
+  trace_->tiering.failed(key_);
+}
+
+at::Tensor DirectCall::result(at::Tensor t) const {
+  const bool is_new = t.defined() && is_plain_tensor(t) &&
+      std::none_of(operands_.begin(), operands_.end(), [&](const at::Tensor& operand) {
+                        return operand.storage().is_alias_of(t.storage());
+                      });
+  if (is_new) return device_tensor(std::move(t), device_);
+  Results results(device_);
+  for (const auto& operand : operands_) results.is_operand(operand);
+  return results(std::move(t));
+}
+
+c10::IValue DirectCall::on_host(const c10::IValue& v, size_t& next) const {
+  auto operand = [&](const at::Tensor& t) {
+    return t.defined() && t.is_privateuseone() ? operands_[next++] : t;
+  };
+  if (v.isTensor()) return operand(v.toTensor());
+  if (v.isDevice()) return c10::Device(c10::kCPU);
+  if (v.isTensorList()) {
+    c10::List<at::Tensor> list;
+    list.reserve(v.toListRef().size());
+    for (const c10::IValue& t : v.toListRef()) list.push_back(operand(t.toTensor()));
+    return list;
+  }
+  if (v.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& t : v.toListRef())
+      list.push_back(t.isNone() ? std::nullopt : std::optional(operand(t.toTensor())));
+    return list;
+  }
+  return v;
+}
+
+bool DirectCall::run(torch::jit::Stack& stack) {
+  const size_t n = d_.policies.size(), first = stack.size() - n;
+  c10::SmallVector<c10::IValue, 8> args;
+  args.reserve(n);
+  for (size_t i = 0; i < n; ++i) args.push_back(std::move(stack[first + i]));
+  size_t next = 0;
+  for (size_t i = 0; i < n; ++i) stack[first + i] = on_host(args[i], next);
+  auto put_back = [&] {
+    stack.resize(first);
+    for (auto& a : args) stack.push_back(std::move(a));
+  };
+  try {
+    const bool has_run = run([&] {
+      host_kernel(d_)->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    });
+    if (!has_run) {
+      put_back();
+      return false;
+    }
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  Results results(device_);
+  for (const auto& operand : operands_) results.is_operand(operand);
+  results.replace(stack.data() + first, stack.size() - first, d_.returns, args.data());
+  return true;
+}
+
+}  // namespace tpu
