@@ -6,7 +6,11 @@
 #include "recorder/tier_key.h"
 #include "runtime/source_location.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 
 namespace tpu {
 namespace {
@@ -18,10 +22,26 @@ bool keeps_geometry(const c10::OperatorHandle& op) {
   return !op.hasTag(at::Tag::inplace_view);
 }
 
+// Whether a tensor, the host memory of its storage's value and the value's layout are of one geometry.
+bool is_plain_value(const at::Tensor& t, const Value& v) {
+  const auto& l = v.layout;
+  const auto& host = v.host;
+  const auto n = static_cast<size_t>(t.dim());
+  if (t.scalar_type() != l.dtype || n != l.sizes.size() || n != static_cast<size_t>(host.dim()) ||
+      (t.storage_offset() | host.storage_offset()))
+    return false;
+  const int64_t *a = t.sizes().data(), *b = t.strides().data();
+  const int64_t *c = host.sizes().data(), *d = host.strides().data();
+  int64_t differs = 0;
+  for (size_t i = 0; i < n; ++i)
+    differs |= (a[i] ^ c[i]) | (b[i] ^ d[i]) | (a[i] ^ l.sizes[i]) | (b[i] ^ l.strides[i]);
+  return differs == 0;
+}
+
 bool is_direct(const OpDescription& d) {
   std::call_once(d.direct_sought, [&] {
     const bool is_recordable = !d.handler || d.handler.is_none();
-    d.is_direct = is_recordable && host_kernel(d) && d.chance < 0 && !d.host_operands &&
+    d.is_direct = is_recordable && (d.random || (host_kernel(d) && d.chance < 0)) &&
         d.name != "aten::_embedding_bag_backward" && keeps_geometry(d.op);
   });
   return d.is_direct;
@@ -29,8 +49,11 @@ bool is_direct(const OpDescription& d) {
 
 }  // namespace
 
-DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args) : d_(d) {
+DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args, bool takes_functions)
+    : d_(d), args_(args) {
   if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling()) return;
+  if (d.random) function_ = takes_functions ? host_draw(d, args) : nullptr;
+  if (d.random && !function_) return;
   const Mode& m = mode();
   if (m.inspect || has_chosen_implementations()) return;
   const bool grad_mode = at::GradMode::is_enabled();
@@ -46,12 +69,8 @@ DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args) : d_(d) 
     if (!is_plain_tensor(t) || impl->is_wrapped_number()) return false;
     const auto index = static_cast<int16_t>(t.device().index());
     if (device_ < 0) device_ = index;
-    if (device_ != index) return false;
-    const auto& v = cell_of(t)->value;
-    if (!take(t, v, d.writes[argument])) return false;
     is_differentiated_ = is_differentiated_ || (grad_mode && t.requires_grad());
-    key.add_operand(t, v->layout);
-    return true;
+    return device_ == index && take(t, cell_of(t)->value, d.writes[argument], key);
   });
   key_ = key.value();
   is_ready_ = are_ready && device_ >= 0 && begin(m, lock);
@@ -59,7 +78,7 @@ DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args) : d_(d) 
 }
 
 // Adds the CPU tensor of an operand, if it is there to be read or written.
-bool DirectCall::take(const at::Tensor& t, const ValuePtr& v, bool is_written) {
+bool DirectCall::take(const at::Tensor& t, const ValuePtr& v, bool is_written, TierKey& key) {
   const auto& l = v->layout;
   if (l.untyped) return false;
   if (v->state == State::Uninitialized) {  // all of it is to be written
@@ -69,23 +88,24 @@ bool DirectCall::take(const at::Tensor& t, const ValuePtr& v, bool is_written) {
     unwritten_.emplace_back(operands_.size(), v.get());
     operands_.emplace_back();
     writing_.add(v);
+    key.add_geometry(t);
     return true;
   }
-  if (v->state != State::Host || !is_in_memory_order(v->host, l)) return false;
-  if (is_written) {
-    if (!is_exclusive(v)) return false;
-    writing_.add(v);
+  if (v->state != State::Host || (is_written && !is_exclusive(v))) return false;
+  if (is_plain_value(t, *v) && !(is_written && v->host.is_inference())) {
+    key.add_geometry(t);
+    operands_.push_back(v->host);
+  } else {
+    if (!is_in_memory_order(v->host, l)) return false;
+    key.add_operand(t, l);
+    // PyTorch asks whether an operand is the result itself.
+    const at::Tensor* same = nullptr;
+    for (const auto& [impl, i] : written_views_)
+      if (impl == t.unsafeGetTensorImpl()) same = &operands_[i];
+    if (is_written) written_views_.emplace_back(t.unsafeGetTensorImpl(), operands_.size());
+    operands_.push_back(same ? at::Tensor(*same) : alias_of(t, v->host));
   }
-  // PyTorch asks whether an operand is the result itself: both are the value's tensor, then.
-  const bool is_whole = is_the_value(t, *v) && !(is_written && v->host.is_inference());
-  if (!is_whole && is_written)
-    written_views_.push_back({t.unsafeGetTensorImpl(), operands_.size()});
-  for (const auto& w : written_views_)
-    if (w.first == t.unsafeGetTensorImpl() && w.second < operands_.size()) {
-      operands_.push_back(operands_[w.second]);
-      return true;
-    }
-  operands_.push_back(is_whole ? v->host : alias_of(t, v->host));
+  if (is_written) writing_.add(v);
   return true;
 }
 
@@ -103,8 +123,15 @@ bool DirectCall::begin(const Mode& m, Lock& lock) {
     enter_host_op(*trace_, m, key_);
   }
   for (const auto& [i, v] : unwritten_) {
-    v->set_host(at::empty_strided(v->layout.sizes, v->layout.strides, v->layout.dtype), false);
+    const auto& l = v->layout;
+    v->set_host(at::detail::empty_strided_cpu(l.sizes, l.strides, l.dtype), false);
     operands_[i] = v->host;
+  }
+  if (function_) {
+    Call c;
+    c.device = device_;
+    const auto [seed, offset] = draw_seed(c, d_, args_, d_.policies.size());
+    drawn_ = derive_key(seed, offset);
   }
   is_first_ = count_host_op();
   if (is_differentiated_) user_line();  // for the backward ops
@@ -113,6 +140,8 @@ bool DirectCall::begin(const Mode& m, Lock& lock) {
 }
 
 void DirectCall::give_up() {
+  for (const auto& [i, v] : unwritten_)  // what was never written reads as zeros
+    std::memset(operands_[i].mutable_data_ptr(), 0, operands_[i].nbytes());
   Lock lock(g_mutex);
   trace_->tiering.failed(key_);
 }
@@ -162,7 +191,14 @@ bool DirectCall::run(torch::jit::Stack& stack) {
   };
   try {
     const bool has_run = run([&] {
-      host_kernel(d_)->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      if (function_) {
+        torch::jit::Stack own(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
+        stack.resize(first);
+        function_(drawn_, own);
+        std::move(own.begin(), own.end(), std::back_inserter(stack));
+      } else {
+        host_kernel(d_)->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      }
     });
     if (!has_run) {
       put_back();

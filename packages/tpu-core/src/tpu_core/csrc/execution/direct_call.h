@@ -6,6 +6,7 @@
 #include "execution/host_kernels.h"
 #include "execution/host_memory.h"
 #include "recorder/record.h"
+#include "recorder/tier_key.h"
 #include "recorder/trace.h"
 
 #include <optional>
@@ -35,7 +36,8 @@ inline bool is_plain_tensor(const at::Tensor& t) {
 
 class DirectCall {
  public:
-  DirectCall(const OpDescription& d, const c10::IValue* args);
+  // `takes_functions`: `run` is the one on a stack, where ops of ours may stand in for kernels (host_ops.h).
+  DirectCall(const OpDescription& d, const c10::IValue* args, bool takes_functions = false);
   DirectCall(const DirectCall&) = delete;
   // Whether the call may be run; else it takes the long way.
   explicit operator bool() const { return is_ready_; }
@@ -67,12 +69,15 @@ class DirectCall {
   bool run(torch::jit::Stack& stack);
 
  private:
-  bool take(const at::Tensor& t, const ValuePtr& v, bool is_written);
+  bool take(const at::Tensor& t, const ValuePtr& v, bool is_written, TierKey& key);
   bool begin(const Mode& m, Lock& lock);
   void give_up();
   c10::IValue on_host(const c10::IValue& v, size_t& next) const;
 
   const OpDescription& d_;
+  const c10::IValue* args_;
+  HostFunction function_ = nullptr;
+  ThreefryKey drawn_{};
   std::optional<WithoutGil> no_gil_;
   Trace* trace_ = nullptr;
   uint64_t key_ = 0;

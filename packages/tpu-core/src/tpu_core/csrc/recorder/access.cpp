@@ -113,21 +113,17 @@ void resolve_access(Call& c, Access& a) {
 }
 
 void TierKey::add_operand(const at::Tensor& t, const Layout& l) {
-  add((static_cast<uint64_t>(t.scalar_type()) << 32) | static_cast<uint64_t>(t.dim()));
-  for (const auto s : t.sizes()) add(static_cast<uint64_t>(s));
-  if (!t.is_contiguous())
-    for (const auto s : t.strides()) add(static_cast<uint64_t>(s));
+  add_geometry(t);
   if (covers(t, l)) return;
   add((static_cast<uint64_t>(l.dtype) << 32) | l.sizes.size());
   for (const auto s : l.sizes) add(static_cast<uint64_t>(s));
   for (const auto s : l.strides) add(static_cast<uint64_t>(s));
+  // Where a window begins is no part of a signature.
+  const auto offset = t.storage_offset();
+  if (offset == 0) return;
   c10::SmallVector<int8_t, 6> dims;
   Starts starts;
-  if (match_window(t, l, dims, starts)) {
-    for (const auto dim : dims) add(static_cast<uint64_t>(dim));
-  } else {
-    add(static_cast<uint64_t>(t.storage_offset()));
-  }
+  if (!match_window(t, l, dims, starts)) add(static_cast<uint64_t>(offset));
 }
 
 }  // namespace tpu

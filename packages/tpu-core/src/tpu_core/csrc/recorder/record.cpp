@@ -335,11 +335,11 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
 
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n = d.policies.size();
-  const auto* args = stack->data() + stack->size() - n;
   {
-    DirectCall call(d, args);
+    DirectCall call(d, stack->data() + stack->size() - n, true);
     if (call && call.run(*stack)) return;
   }
+  const auto* args = stack->data() + stack->size() - n;
   auto [signature, fresh, handler, op_key, done] = record_call(d, args);
   if (handler) return call_python(handler, d, op, stack);
   if (done) {

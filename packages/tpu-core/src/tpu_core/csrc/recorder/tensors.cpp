@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace tpu {
@@ -333,17 +334,32 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
   return copy_(target, self, non_blocking);
 }
 
+// `_to_copy` on the CPU, which for few bytes costs more than the copy.
+at::Tensor copy_on_host(
+    const at::Tensor& cpu, std::optional<at::ScalarType> dtype,
+    std::optional<at::MemoryFormat> format) {
+  constexpr size_t kFewBytes = 1 << 16;
+  const auto f = format.value_or(at::MemoryFormat::Preserve);
+  const bool is_kept = dtype.value_or(cpu.scalar_type()) == cpu.scalar_type() &&
+      (f == at::MemoryFormat::Preserve || f == at::MemoryFormat::Contiguous);
+  if (is_kept && cpu.is_contiguous() && cpu.nbytes() <= kFewBytes) {
+    at::Tensor copy = at::detail::empty_cpu(cpu.sizes(), cpu.scalar_type());
+    if (copy.strides() == cpu.strides()) {  // dims of 1 may have others
+      std::memcpy(copy.mutable_data_ptr(), cpu.const_data_ptr(), cpu.nbytes());
+      return copy;
+    }
+  }
+  const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
+  return at::native::_to_copy(cpu, dtype, {}, c10::Device(c10::kCPU), {}, false, format);
+}
+
 // A copy in device memory of a CPU tensor: what `_to_copy` gives on the CPU becomes the new storage's memory.
 at::Tensor upload(
     const at::Tensor& cpu, std::optional<at::ScalarType> dtype, int16_t device,
     std::optional<at::MemoryFormat> format) {
   ensure_initialized();
   const int64_t started = transfer_time();
-  at::Tensor host;
-  {
-    const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
-    host = at::native::_to_copy(cpu, dtype, {}, c10::Device(c10::kCPU), {}, false, format);
-  }
+  auto host = copy_on_host(cpu, dtype, format);
   count_host_to_device(host.nbytes());
   note_transfer(true, static_cast<int64_t>(host.nbytes()), device, started);
   return device_tensor(std::move(host), device);
@@ -355,8 +371,7 @@ at::Tensor download(
     std::optional<at::MemoryFormat> format) {
   const auto host = read_tensor(self, "copy to the host");
   if (host.strides() != self.strides()) return {};
-  const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
-  return at::native::_to_copy(host, dtype, {}, c10::Device(c10::kCPU), {}, false, format);
+  return copy_on_host(host, dtype, format);
 }
 
 // PyTorch pins the result of a copy to the CPU that need not be waited for, and programs read it without

@@ -19,6 +19,13 @@ class TierKey {
     bits_ = (bits_ ^ x) * 0x9E3779B97F4A7C15ull;
     bits_ ^= bits_ >> 32;
   }
+  // An operand that is its storage's value.
+  void add_geometry(const at::Tensor& t) {
+    add((static_cast<uint64_t>(t.scalar_type()) << 32) | static_cast<uint64_t>(t.dim()));
+    for (const auto s : t.sizes()) add(static_cast<uint64_t>(s));
+    if (!t.is_contiguous())
+      for (const auto s : t.strides()) add(static_cast<uint64_t>(s));
+  }
   // An operand on the device whose storage's value has that layout. Needs g_mutex.
   void add_operand(const at::Tensor& t, const Layout& l);
   // An operand of another device, which stands for a number.
