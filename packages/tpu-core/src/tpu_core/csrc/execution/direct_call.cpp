@@ -39,12 +39,13 @@ bool is_plain_value(const at::Tensor& t, const Value& v) {
 }
 
 bool is_direct(const OpDescription& d) {
-  std::call_once(d.direct_sought, [&] {
-    const bool is_recordable = !d.handler || d.handler.is_none();
-    d.is_direct = is_recordable && (d.random || (host_kernel(d) && d.chance < 0)) &&
-        d.name != "aten::_embedding_bag_backward" && keeps_geometry(d.op);
-  });
-  return d.is_direct;
+  const int known = d.direct.load(std::memory_order_acquire);
+  if (known >= 0) return known != 0;
+  const bool is_recordable = !d.handler || d.handler.is_none();
+  const bool found = is_recordable && (d.random || (host_kernel(d) && d.chance < 0)) &&
+      d.name != "aten::_embedding_bag_backward" && keeps_geometry(d.op);
+  d.direct.store(found, std::memory_order_release);
+  return found;
 }
 
 }  // namespace
@@ -197,7 +198,7 @@ bool DirectCall::run(torch::jit::Stack& stack) {
         function_(drawn_, own);
         std::move(own.begin(), own.end(), std::back_inserter(stack));
       } else {
-        host_kernel(d_)->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+        d_.host->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
       }
     });
     if (!has_run) {

@@ -150,6 +150,8 @@ ValuePtr value_of_memory(at::Tensor& t, int16_t device) {
   const size_t nbytes = t.storage().nbytes();
   const bool is_whole = t.storage_offset() == 0 && t.nbytes() == nbytes &&
       (t.is_contiguous() || is_dense(t.sizes(), t.strides()));
+  // Held by a list and the caller.
+  if (is_whole && t.use_count() <= 2) return make_host_value(std::move(t), nbytes, device);
   Layout l{t.scalar_type(), {}, {}};
   if (is_whole) {
     l.sizes = Dims(t.sizes().begin(), t.sizes().end());
@@ -161,10 +163,6 @@ ValuePtr value_of_memory(at::Tensor& t, int16_t device) {
     l = {at::kByte, {static_cast<int64_t>(nbytes)}, {1}, true};
   }
   auto v = make_value(l, nbytes, device, State::Host);
-  if (is_whole && t.use_count() <= 2) {  // a list's and the caller's
-    v->host = std::move(t);
-    return v;
-  }
   v->host = at::detail::make_tensor_base<c10::TensorImpl>(
       c10::Storage(t.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
       c10::scalarTypeToTypeMeta(l.dtype));

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 
@@ -60,9 +61,8 @@ struct OpDescription {
   // The CPU op that may stand for it (host_kernels.h), once looked for.
   mutable std::optional<c10::OperatorHandle> host;
   mutable std::once_flag host_sought;
-  // Whether its calls may take the short way to it (direct_call.h).
-  mutable bool is_direct = false;
-  mutable std::once_flag direct_sought;
+  // Whether its calls may take the short way to it (direct_call.h); -1 where that was not asked yet.
+  mutable std::atomic<int> direct{-1};
 };
 
 // Kernel object of one overload; copies share nothing but the description.
