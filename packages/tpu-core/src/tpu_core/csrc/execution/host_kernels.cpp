@@ -1,25 +1,22 @@
 #include "execution/host_kernels.h"
 
+#include "execution/direct_call.h"
+#include "execution/host_memory.h"
 #include "execution/profiler.h"
-#include "execution/program.h"
-#include "recorder/tensors.h"
 #include "recorder/threads.h"
+#include "recorder/trace.h"
 #include "runtime/source_location.h"
 #include "values/device.h"
 #include "values/memory.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
-#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace tpu {
@@ -35,165 +32,12 @@ const std::unordered_map<std::string, const char*> kTwins{
     {"aten::convolution_backward_overrideable", "aten::convolution_backward"},
 };
 
-bool is_dense_strided(const at::Tensor& t) {
-  return t.layout() == at::kStrided && !t.is_quantized() && !t.is_nested();
-}
-
-// Whether the host tensor lies in memory as the layout says, from its storage's first byte on.
-bool is_in_memory_order(const at::Tensor& host, const Layout& l) {
-  return host.storage_offset() == 0 &&
-      (l.untyped || host.numel() == 0 || host.strides() == at::IntArrayRef(l.strides));
-}
-
-at::TensorOptions options_of(const Layout& l) { return at::TensorOptions().dtype(l.dtype); }
-
-// The value's memory on the host, elements in the order of its layout; the value is settled.
-void bring_to_host(const ValuePtr& v) {
-  const auto& l = v->layout;
-  at::Tensor host;
-  bool is_borrowed = false;
-  {
-    Lock lock(g_mutex);
-    if (v->state == State::Host && is_in_memory_order(v->host, l)) return;
-    if (v->state == State::Host) host = v->host;
-    if (v->state == State::Uninitialized)
-      host =
-          l.untyped ? at::zeros({static_cast<int64_t>(v->nbytes)}, at::kByte) : memory_like(l, {});
-  }
-  if (!host.defined()) {
-    host = host_memory(v);
-    is_borrowed = true;
-  }
-  if (!is_in_memory_order(host, l)) {
-    host = memory_like(l, host);
-    is_borrowed = false;
-  }
-  Lock lock(g_mutex);
-  // Another thread was first, and may have written by now.
-  if (v->state == State::Host && is_in_memory_order(v->host, l)) return;
-  if (v->state == State::Ready && v->array) v->set_host(host, is_borrowed);
-  else if (v->state == State::Host || v->state == State::Uninitialized) v->set_host(host, false);
-}
-
-bool is_exclusive(const ValuePtr& v) {
-  return v.use_count() == 1 && !v->borrowed && v->holds == 0 && v->host.use_count() == 1 &&
-      v->host.storage().use_count() == 1;
-}
-
-// Gives a cell memory that nothing else reads; `keeps`: with what it holds.
-void make_exclusive(Cell* cell, bool keeps) {
-  ValuePtr old;
-  {
-    Lock lock(g_mutex);
-    // Threads may write parts of one tensor: a copy that is made meanwhile would lack what they write.
-    while (cell->value->writers) wait_for_change(lock);
-    if (is_exclusive(cell->value)) return;
-    old = cell->value;
-  }
-  const auto& l = old->layout;
-  at::Tensor host;
-  if (l.untyped) {
-    host = old->host.clone();
-  } else if (keeps) {
-    host = memory_like(l, old->host.as_strided(l.sizes, l.strides, 0));
-  } else {
-    host = at::empty_strided(l.sizes, l.strides, options_of(l));
-  }
-  auto fresh = make_value(l, old->nbytes, old->device, State::Host);
-  fresh->host = std::move(host);
-  Lock lock(g_mutex);
-  if (cell->value == old) cell->value = std::move(fresh);
-}
-
-at::Tensor alias_of(const at::Tensor& t, const at::Tensor& host) {
-  auto alias = at::detail::make_tensor_base<c10::TensorImpl>(
-      c10::Storage(host.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
-  auto* impl = alias.unsafeGetTensorImpl();
-  impl->set_storage_offset(t.storage_offset());
-  impl->set_sizes_and_strides(t.sizes(), t.strides());
-  if (t.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
-  return alias;
-}
-
-// What a result of a CPU kernel becomes: a device tensor whose storage holds the memory.
-class Results {
- public:
-  explicit Results(int16_t device) : device_(device) {}
-
-  // Memory of an operand is none of a new result's.
-  void is_operand(const at::Tensor& alias) {
-    operands_.push_back(alias.storage().unsafeGetStorageImpl());
-  }
-
-  at::Tensor operator()(at::Tensor t) {
-    if (!t.defined()) return {};
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        is_dense_strided(t), "tpu: an op gave a tensor of layout ", t.layout(),
-        ", and device 'tpu' has dense ones alone.");
-    if (t.is_conj() || t.is_neg()) t = t.resolve_conj().resolve_neg();
-    auto* impl = t.storage().unsafeGetStorageImpl();
-    if (std::find(operands_.begin(), operands_.end(), impl) != operands_.end()) {
-      t = t.clone();
-      impl = t.storage().unsafeGetStorageImpl();
-    }
-    c10::Storage storage;
-    for (const auto& [from, to] : made_)
-      if (from == impl) storage = to;
-    if (!storage) {
-      storage = storage_of(t);
-      made_.emplace_back(impl, storage);
-    }
-    constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
-    auto made = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, t.dtype());
-    auto* tensor = made.unsafeGetTensorImpl();
-    tensor->set_storage_offset(t.storage_offset());
-    tensor->set_sizes_and_strides(t.sizes(), t.strides());
-    return made;
-  }
-
-  // The value of a storage that holds the memory of a CPU tensor.
-  ValuePtr value_of(const at::Tensor& t) const {
-    const size_t nbytes = t.storage().nbytes();
-    const bool is_whole =
-        t.storage_offset() == 0 && t.nbytes() == nbytes && is_dense(t.sizes(), t.strides());
-    Layout l{t.scalar_type(), {}, {}};
-    if (is_whole) {
-      l.sizes = Dims(t.sizes().begin(), t.sizes().end());
-      l.strides = Dims(t.strides().begin(), t.strides().end());
-    } else if (nbytes % t.element_size() == 0) {
-      l.sizes = {static_cast<int64_t>(nbytes / t.element_size())};
-      l.strides = {1};
-    } else {
-      l = {at::kByte, {static_cast<int64_t>(nbytes)}, {1}, true};
-    }
-    auto v = make_value(l, nbytes, device_, State::Host);
-    if (is_whole && t.use_count() <= 2) {  // the kernel's and the caller's
-      v->host = t;
-      return v;
-    }
-    v->host = at::detail::make_tensor_base<c10::TensorImpl>(
-        c10::Storage(t.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
-        c10::scalarTypeToTypeMeta(l.dtype));
-    v->host.unsafeGetTensorImpl()->set_sizes_and_strides(l.sizes, l.strides);
-    return v;
-  }
-
- private:
-  c10::Storage storage_of(const at::Tensor& t) const {
-    const size_t nbytes = t.storage().nbytes();
-    if (memory_is_checked()) require_memory(device_, static_cast<int64_t>(nbytes));
-    return c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), nbytes, allocate(value_of(t)), device_allocator(),
-        true);
-  }
-
-  int16_t device_;
-  c10::SmallVector<const c10::StorageImpl*, 8> operands_;
-  c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 2> made_;
+struct WrittenTensor {
+  at::Tensor original, alias;
 };
 
 // An out= tensor takes the geometry that the CPU kernel gave its alias.
-void follow(const at::Tensor& t, const at::Tensor& alias, const Results& results) {
+void follow(const at::Tensor& t, at::Tensor alias, int16_t device) {
   auto* storage = t.storage().unsafeGetStorageImpl();
   const bool moved = alias.storage().nbytes() != storage->nbytes();
   if (!moved && t.sizes() == alias.sizes() && t.strides() == alias.strides()) return;
@@ -202,20 +46,9 @@ void follow(const at::Tensor& t, const at::Tensor& alias, const Results& results
   impl->set_sizes_and_strides(alias.sizes(), alias.strides());
   if (!moved) return;
   resize_storage(storage, alias.storage().nbytes());
-  auto value = results.value_of(alias);
+  auto value = value_of_memory(alias, device);
   Lock lock(g_mutex);
   cell_of(storage)->value = std::move(value);
-}
-
-struct WrittenTensor {
-  at::Tensor original, alias;
-};
-
-// Whether a tensor is its storage's value as it lies on the host.
-bool is_the_value(const at::Tensor& t, const Value& v) {
-  return t.storage_offset() == 0 && t.scalar_type() == v.layout.dtype && !v.layout.untyped &&
-      t.sizes() == v.host.sizes() && t.strides() == v.host.strides() &&
-      !t.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
 // Puts CPU tensors in place of the device's, lists included.
@@ -299,35 +132,14 @@ void prepare(Call& c, const OpDescription& d) {
   for (auto& a : c.writes) make_exclusive(a.cell, !(fills && a.overwrites));
 }
 
-// Marks what a call writes for as long as its kernel runs. Made with g_mutex, ended without.
-class Writing {
- public:
-  explicit Writing(const Call& c) {
-    for (const auto& a : c.writes) {
-      ++a.cell->value->writers;
-      values_.push_back(a.cell->value);
-    }
-  }
-  Writing(const Writing&) = delete;
-  ~Writing() {
-    if (values_.empty()) return;
-    Lock lock(g_mutex);
-    for (const auto& v : values_) --v->writers;
-    values_.clear();
-    notify_settled();
-  }
-
- private:
-  c10::SmallVector<ValuePtr, 2> values_;
-};
-
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name, ""};
   return {name.substr(0, dot), name.substr(dot + 1)};
 }
 
-// The CPU op that computes what an overload does, or null where there is none that may stand for it.
+}  // namespace
+
 const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   auto find = [&]() -> std::optional<c10::OperatorHandle> {
     if (d.name.rfind("aten::", 0) != 0 || d.random || host_function(d)) return {};
@@ -347,6 +159,8 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   return d.host ? &*d.host : nullptr;
 }
 
+namespace {
+
 // Whether the CPU's kernel would give a sparse tensor; Python's refusal says what to do.
 bool gives_sparse(const OpDescription& d, const c10::IValue* args) {
   return d.name == "aten::_embedding_bag_backward" && args[9].toBool();
@@ -358,6 +172,12 @@ void set_tiers(Tiers tiers) { g_tiers = tiers; }
 Tiers tiers() {
   // What fits is asked of programs, of which one that does not leaves no trace.
   return memory_is_checked() ? Tiers::Compiled : g_tiers.load(std::memory_order_relaxed);
+}
+
+bool count_host_op() { return ++counters().host_ops == kFirstOps; }
+void resume_collector() {
+  py::gil_scoped_acquire gil;
+  callback("resume_collector")();
 }
 
 namespace {
@@ -409,16 +229,18 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
       for (size_t i = 0; i < n; ++i)
         if (d_.writes[i] == is_written) stack[i] = aliases(args_[i], is_written);
   }
-  const bool under_way = ++counters().host_ops == kFirstOps;
+  const bool under_way = count_host_op();
   // The line of the backward ops too.
   const Line line = is_profiling() || is_differentiated(c10::ArrayRef<c10::IValue>(args_, n))
       ? user_line()
       : Line{};
   const int64_t started = is_profiling() ? profiler_time() : 0;
-  const Writing writing(c);
+  Writing writing;
+  for (const auto& a : c.writes) writing.add(a.cell->value);
+  writing.begin();
   lock.unlock();
   try {
-    at::AutoDispatchBelowADInplaceOrView below;
+    const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
     // The kernel's row is the device's: its own calls would count the op twice.
     std::optional<at::DisableRecordFunctionGuard> unrecorded;
     if (started) unrecorded.emplace();
@@ -428,58 +250,10 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
     return {};  // of the dtype: a lowering may have it, or raises the same in the device's name
   }
   if (started) note_host_op(d_.name, line, c.device, started);
-  if (under_way) {
-    py::gil_scoped_acquire gil;
-    callback("resume_collector")();
-  }
-  for (const auto& w : written) follow(w.original, w.alias, results);
-  for (size_t i = 0; i < stack.size(); ++i) {
-    auto& r = stack[i];
-    if (i < d_.returns.size() && d_.returns[i] >= 0) {
-      r = args_[d_.returns[i]];
-    } else if (r.isTensor()) {
-      r = results(std::move(r).toTensor());
-    } else if (r.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : r.toTensorVector()) list.push_back(results(t));
-      r = std::move(list);
-    }
-  }
+  if (under_way) resume_collector();
+  for (const auto& w : written) follow(w.original, w.alias, c.device);
+  results.replace(stack.data(), stack.size(), d_.returns, args_);
   return stack;
-}
-
-at::Tensor memory_like(const Layout& l, const at::Tensor& values) {
-  if (is_dense(l.sizes, l.strides)) {
-    auto host = at::empty_strided(l.sizes, l.strides, options_of(l));
-    return values.defined() ? host.copy_(values) : host.zero_();
-  }
-  // Elements that share a place, as those of an expanded result, cannot be written by way of the layout.
-  int64_t n = 1;
-  for (size_t i = 0; i < l.sizes.size(); ++i) {
-    if (l.sizes[i] == 0) n = 0;
-    if (n) n += (l.sizes[i] - 1) * l.strides[i];
-  }
-  auto flat = at::zeros({n}, options_of(l));
-  if (values.defined() && n)
-    flat.index_put_({at::arange(n, at::kLong).as_strided(l.sizes, l.strides)}, values);
-  return flat.as_strided(l.sizes, l.strides);
-}
-
-at::Tensor host_alias(const at::Tensor& t, bool written) {
-  Cell* cell = cell_of(t);
-  ValuePtr v;
-  {
-    Lock lock(g_mutex);
-    settle_type(*cell->value, t);
-    v = cell->value;
-    if (v->state != State::Uninitialized) settle(v, lock, kForHost);
-    v = cell->value;
-  }
-  bring_to_host(v);
-  v.reset();
-  if (written) make_exclusive(cell, true);
-  Lock lock(g_mutex);
-  return alias_of(t, cell->value->host);
 }
 
 }  // namespace tpu

@@ -16,6 +16,13 @@ enum class Tiers : uint8_t { Compiled, Auto, Host };
 void set_tiers(Tiers tiers);
 Tiers tiers();
 
+// The CPU op that computes what an overload does, or null where there is none that may stand for it.
+const c10::OperatorHandle* host_kernel(const OpDescription& d);
+// Counts an op that runs on the host. Whether a program is under way by now, for the first time: Python's
+// collector then looks at the objects of its start again (`resume_collector`, without g_mutex).
+bool count_host_op();
+void resume_collector();
+
 // A call that the host can run at once.
 class HostCall {
  public:
@@ -33,12 +40,5 @@ class HostCall {
   const c10::OperatorHandle* kernel_;
   HostFunction function_ = nullptr;
 };
-
-// The CPU tensor that shares a device tensor's memory, for a call of `run`'s length; `written` gives it
-// memory that nothing else reads. Settles what is pending. g_mutex is not held.
-at::Tensor host_alias(const at::Tensor& t, bool written);
-
-// Host memory that lies as the layout says, with these values; with zeros where there are none.
-at::Tensor memory_like(const Layout& l, const at::Tensor& values);
 
 }  // namespace tpu

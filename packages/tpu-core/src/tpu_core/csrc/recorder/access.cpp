@@ -1,5 +1,6 @@
 // How an operand lies in its storage's value: all of it, a window, or anything else.
 #include "recorder/call.h"
+#include "recorder/tier_key.h"
 
 #include <cstdint>
 
@@ -18,25 +19,27 @@ bool covers(const at::Tensor& t, const Layout& l) {
       same_ignoring_ones(t.sizes(), t.strides(), l.strides);
 }
 
-// Is the tensor a rectangular window of the base, with its dims in any order? Then its offset becomes
-// one start a dim, which may change from call to call without a compile.
-bool match_slice(Call& c, Access& a) {
-  const auto& t = *a.tensor;
-  const auto& l = a.value->layout;
+// Where a window begins in each dim of its base.
+using Starts = c10::SmallVector<int64_t, 6>;
+
+// Is the tensor a rectangular window of the base, with its dims in any order? `dims` says for each dim of
+// the base the tensor's dim, or -1.
+bool match_window(
+    const at::Tensor& t, const Layout& l, c10::SmallVector<int8_t, 6>& dims, Starts& starts) {
   if (t.scalar_type() != l.dtype || t.numel() == 0) return false;
   const auto n = l.sizes.size();
   if (n > 8) return false;
-  a.dims.assign(n, -1);
+  dims.assign(n, -1);
   for (int64_t i = 0; i < t.dim(); ++i) {
     const auto size = t.size(i), stride = t.stride(i);
     if (size == 1 || stride == 0) continue;
     size_t j = 0;
     for (; j < n; ++j)
-      if (l.strides[j] == stride && l.sizes[j] > 1 && l.sizes[j] >= size && a.dims[j] < 0) break;
+      if (l.strides[j] == stride && l.sizes[j] > 1 && l.sizes[j] >= size && dims[j] < 0) break;
     if (j == n) return false;
-    a.dims[j] = static_cast<int8_t>(i);
+    dims[j] = static_cast<int8_t>(i);
   }
-  c10::SmallVector<int64_t, 6> starts(n, 0);
+  starts.assign(n, 0);
   c10::SmallVector<uint8_t, 6> done(n, 0);
   int64_t rest = t.storage_offset();
   for (size_t k = 0; k < n; ++k) {
@@ -47,12 +50,20 @@ bool match_slice(Call& c, Access& a) {
     if (l.sizes[best] == 1 || l.strides[best] == 0) continue;
     starts[best] = rest / l.strides[best];
     rest %= l.strides[best];
-    const auto extent = a.dims[best] < 0 ? 1 : t.size(a.dims[best]);
+    const auto extent = dims[best] < 0 ? 1 : t.size(dims[best]);
     if (starts[best] + extent > l.sizes[best]) return false;
   }
-  if (rest != 0) return false;
+  return rest == 0;
+}
+
+// Then its offset becomes one start a dim, which may change from call to call without a compile.
+bool match_slice(Call& c, Access& a) {
+  const auto& t = *a.tensor;
+  const auto& l = a.value->layout;
+  Starts starts;
+  if (!match_window(t, l, a.dims, starts)) return false;
   a.form = Form::Slice;
-  for (size_t j = 0; j < n; ++j) {
+  for (size_t j = 0; j < l.sizes.size(); ++j) {
     const auto extent = a.dims[j] < 0 ? 1 : t.size(a.dims[j]);
     if (extent < l.sizes[j])
       add_number(c, static_cast<uint64_t>(starts[j]), Pack::I32, extent != 1);
@@ -99,6 +110,20 @@ void resolve_access(Call& c, Access& a) {
     c.hasher.add(13);
     c.hasher.add(static_cast<uint64_t>(t.storage_offset()));
   }
+}
+
+void TierKey::add_operand(const at::Tensor& t, const Layout& l) {
+  add_geometry(t);
+  if (covers(t, l)) return;
+  add((static_cast<uint64_t>(l.dtype) << 32) | l.sizes.size());
+  for (const auto s : l.sizes) add(static_cast<uint64_t>(s));
+  for (const auto s : l.strides) add(static_cast<uint64_t>(s));
+  // Where a window begins is no part of a signature.
+  const auto offset = t.storage_offset();
+  if (offset == 0) return;
+  c10::SmallVector<int8_t, 6> dims;
+  Starts starts;
+  if (!match_window(t, l, dims, starts)) add(static_cast<uint64_t>(offset));
 }
 
 }  // namespace tpu

@@ -1,5 +1,6 @@
 // Reads of device values by the host.
 #include "execution/host_kernels.h"
+#include "execution/host_memory.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
 #include "recorder/checks.h"
@@ -95,8 +96,11 @@ at::Tensor read_settled(const at::Tensor& t, Value& value, const char* reason) {
   const auto& l = value.layout;
   const bool whole = t.scalar_type() == l.dtype && t.storage_offset() == 0 &&
       t.sizes() == at::IntArrayRef(l.sizes) && t.strides() == at::IntArrayRef(l.strides);
-  if (value.state == State::Host)
+  if (const auto host = held_on_host(value); host.defined()) {
     note_transfer(false, static_cast<int64_t>(t.nbytes()), value.device, transfer_time());
+    if (!l.untyped && t.scalar_type() == l.dtype && is_in_memory_order(host, l))
+      return whole ? host : alias_of(t, host);
+  }
   if (whole && value.state != State::Uninitialized) return read_array(value, reason);
   auto host = read_elements(value, reason);
   if (host.scalar_type() != t.scalar_type()) host = elements(host.view(at::kByte), t.scalar_type());

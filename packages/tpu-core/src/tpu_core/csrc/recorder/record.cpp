@@ -1,11 +1,13 @@
 #include "recorder/record.h"
 
+#include "execution/direct_call.h"
 #include "execution/host_kernels.h"
 #include "execution/profiler.h"
 #include "recorder/call.h"
 #include "recorder/checks.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
+#include "recorder/tier_key.h"
 #include "values/device.h"
 #include "values/memory.h"
 
@@ -13,7 +15,6 @@
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include <chrono>
 #include <mutex>
 
 namespace tpu {
@@ -202,6 +203,18 @@ void cut_after_op(Trace* trace, const Mode& m, Lock& lock) {
 
 }  // namespace
 
+namespace {}  // namespace
+
+void enter_host_op(Trace& trace, const Mode& m, uint64_t op) {
+  TPU_ASSERT_LOCKED();
+  auto& tiering = trace.tiering;
+  tiering.runs_on_host(op);
+  const auto most = static_cast<size_t>(m.max_ops ? m.max_ops : SIZE_MAX);
+  if (tiering.size() >= most ||
+      (m.repetitions && trace.cut_points.after_op(op, tiering.size(), most)))
+    tiering.end_after_op();
+}
+
 namespace {
 
 // Runs a call by a CPU kernel where its tier is the host's; false where it is to be recorded.
@@ -218,7 +231,7 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
     gather(c, d, args, d.policies.size());
     Trace* trace = current_trace(c.device < 0 ? current_device() : c.device);
     auto& tiering = trace->tiering;
-    const auto op = recorded.op = c.hasher.digest().lo;
+    const auto op = recorded.op = tier_key(d, args);
     if (may_record) {
       if (!is_recordable) {  // such as `nonzero`: programs end before it
         if (tiering.is_recording()) {
@@ -236,16 +249,14 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
       }
     }
     if (!call) return false;
-    const auto started = std::chrono::steady_clock::now();
+    const auto started = kernel_clock();
     recorded.results = call.run(c, lock);
     if (!recorded.results) return false;
     if (!may_record) return true;
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+    tiering.took(kernel_clock() - started);
     lock.lock();
-    tiering.ran_on_host(op, took.count());
-    if (!is_recordable || tiering.size() >= static_cast<size_t>(m.max_ops ? m.max_ops : SIZE_MAX) ||
-        (m.repetitions && trace->cut_points.after_op(op, tiering.size(), m.max_ops)))
-      tiering.end();
+    enter_host_op(*trace, m, op);
+    if (!is_recordable) tiering.end();
     return true;
   }
 }
@@ -324,6 +335,10 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
 
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n = d.policies.size();
+  {
+    DirectCall call(d, stack->data() + stack->size() - n, true);
+    if (call && call.run(*stack)) return;
+  }
   const auto* args = stack->data() + stack->size() - n;
   auto [signature, fresh, handler, op_key, done] = record_call(d, args);
   if (handler) return call_python(handler, d, op, stack);

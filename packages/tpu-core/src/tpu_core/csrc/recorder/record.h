@@ -6,10 +6,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <mutex>
 #include <optional>
 
 namespace tpu {
+
+struct Mode;
 
 // How an argument of an overload enters its signature.
 enum class Policy : uint8_t {
@@ -58,6 +61,8 @@ struct OpDescription {
   // The CPU op that may stand for it (host_kernels.h), once looked for.
   mutable std::optional<c10::OperatorHandle> host;
   mutable std::once_flag host_sought;
+  // Whether its calls may take the short way to it (direct_call.h); -1 where that was not asked yet.
+  mutable std::atomic<int> direct{-1};
 };
 
 // Kernel object of one overload; copies share nothing but the description.
@@ -81,12 +86,16 @@ struct Recorded {
   std::optional<torch::jit::Stack> results;  // set where the call has run: what it returns
 };
 Recorded record_call(const OpDescription& d, const c10::IValue* args);
+// An op of a trace runs on the host: it joins the tiers' segment, which ends after it where the mode cuts.
+void enter_host_op(Trace& trace, const Mode& m, uint64_t op);
 // Puts the results of a call that Python handles in place of its arguments.
 void call_python(
     py::handle handler, const OpDescription& d, const c10::OperatorHandle& op,
     torch::jit::Stack* stack);
 // Both, for arguments on a stack.
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// `aten::copy_` between tensors of the device.
+void record_copy(const at::Tensor& self, const at::Tensor& src, bool non_blocking);
 // Whether a tensor among the arguments has PyTorch's lazy conjugate or negative bit. The fallbacks for
 // these pass products of matrices on to the backend (ATen/ConjugateFallback.cpp).
 bool has_lazy_bits(const c10::IValue* args, size_t n);

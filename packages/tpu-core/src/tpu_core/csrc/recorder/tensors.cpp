@@ -1,5 +1,6 @@
 #include "recorder/tensors.h"
 
+#include "execution/direct_call.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
 #include "recorder/call.h"
@@ -12,6 +13,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -25,6 +27,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace tpu {
@@ -275,17 +278,6 @@ at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
   return out;
 }
 
-const c10::OperatorHandle& copy_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  return op;
-}
-
-void record_copy(const at::Tensor& self, const at::Tensor& src, bool non_blocking) {
-  static auto* description = describe_op(copy_op());
-  torch::jit::Stack stack{self, src, non_blocking};
-  record(*description, copy_op(), &stack);
-}
-
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (self.is_same(src)) return self;
   // PyTorch leaves the lazy conjugate and negative bits of a copy to the backend.
@@ -311,7 +303,11 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
         self.sizes() == at::IntArrayRef(shape), "output with shape ", self.sizes(),
         " doesn't match the broadcast shape ", at::IntArrayRef(shape));
   }
-  auto expanded = src.sizes() == self.sizes() ? src : src.expand(self.sizes());
+  // A reference to a tensor that Python holds is counted under the GIL.
+  const auto operand = src.sizes() == self.sizes()
+      ? c10::MaybeOwned<at::Tensor>::borrowed(src)
+      : c10::MaybeOwned<at::Tensor>::owned(src.expand(self.sizes()));
+  const at::Tensor& expanded = *operand;
   if (self.numel() == 0) return self;
   const bool to = self.is_privateuseone(), from = src.is_privateuseone();
   if (to && from) {
@@ -338,6 +334,46 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
   return copy_(target, self, non_blocking);
 }
 
+// `_to_copy` on the CPU, which for few bytes costs more than the copy.
+at::Tensor copy_on_host(
+    const at::Tensor& cpu, std::optional<at::ScalarType> dtype,
+    std::optional<at::MemoryFormat> format) {
+  constexpr size_t kFewBytes = 1 << 16;
+  const auto f = format.value_or(at::MemoryFormat::Preserve);
+  const bool is_kept = dtype.value_or(cpu.scalar_type()) == cpu.scalar_type() &&
+      (f == at::MemoryFormat::Preserve || f == at::MemoryFormat::Contiguous);
+  if (is_kept && cpu.is_contiguous() && cpu.nbytes() <= kFewBytes) {
+    at::Tensor copy = at::detail::empty_cpu(cpu.sizes(), cpu.scalar_type());
+    if (copy.strides() == cpu.strides()) {  // dims of 1 may have others
+      std::memcpy(copy.mutable_data_ptr(), cpu.const_data_ptr(), cpu.nbytes());
+      return copy;
+    }
+  }
+  const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
+  return at::native::_to_copy(cpu, dtype, {}, c10::Device(c10::kCPU), {}, false, format);
+}
+
+// A copy in device memory of a CPU tensor: what `_to_copy` gives on the CPU becomes the new storage's memory.
+at::Tensor upload(
+    const at::Tensor& cpu, std::optional<at::ScalarType> dtype, int16_t device,
+    std::optional<at::MemoryFormat> format) {
+  ensure_initialized();
+  const int64_t started = transfer_time();
+  auto host = copy_on_host(cpu, dtype, format);
+  count_host_to_device(host.nbytes());
+  note_transfer(true, static_cast<int64_t>(host.nbytes()), device, started);
+  return device_tensor(std::move(host), device);
+}
+
+// A device tensor's copy on the CPU; undefined where its geometry is not that of the memory that was read.
+at::Tensor download(
+    const at::Tensor& self, std::optional<at::ScalarType> dtype,
+    std::optional<at::MemoryFormat> format) {
+  const auto host = read_tensor(self, "copy to the host");
+  if (host.strides() != self.strides()) return {};
+  return copy_on_host(host, dtype, format);
+}
+
 // PyTorch pins the result of a copy to the CPU that need not be waited for, and programs read it without
 // waiting all the same. Who wants to go on meanwhile copies into pinned memory of their own.
 at::Tensor to_copy(
@@ -345,11 +381,23 @@ at::Tensor to_copy(
     std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
     std::optional<at::MemoryFormat> format) {
   const bool to_host = device && device->is_cpu();
+  const bool is_plain = layout.value_or(at::kStrided) == at::kStrided &&
+      !pin_memory.value_or(false) && self.defined() && is_plain_tensor(self) && self.numel();
+  if (is_plain && device && device->is_privateuseone() && self.is_cpu()) {
+    const auto index = device_index(device);
+    // An earlier copy to pinned memory may still have to write it.
+    if (!is_pinned(self.const_data_ptr())) return upload(self, dtype, index, format);
+  }
+  if (is_plain && to_host && self.is_privateuseone() && tiers() != Tiers::Compiled) {
+    if (auto host = download(self, dtype, format); host.defined()) return host;
+  }
   return at::native::_to_copy(
       self, dtype, layout, device, pin_memory, non_blocking && !to_host, format);
 }
 
-at::Scalar local_scalar_dense(const at::Tensor& self) { return read_tensor(self, "item").item(); }
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  return at::native::_local_scalar_dense_cpu(read_tensor(self, "item"));
+}
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
   TORCH_CHECK(

@@ -24,6 +24,9 @@ std::atomic<double> g_patience{3};
 constexpr double kMargin = 1.1;
 constexpr size_t kPeriods = 5;
 constexpr size_t kMostSegments = 4096;
+// Kernels of a segment that took less are believed to have run all the time; else the process's CPU time is
+// asked for, which is a system call.
+constexpr double kShortSegment = 1e-3;
 
 }  // namespace
 
@@ -72,6 +75,10 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return h.digest().lo;
 }
 
+// When the extension was loaded, by either clock.
+const auto g_loaded = std::chrono::steady_clock::now();
+const uint64_t g_loaded_ticks = kernel_clock();
+
 double process_cpu_seconds() {
   timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -102,6 +109,7 @@ TierCounters& tier_counters() {
 
 Tiering::Choice Tiering::choose(uint64_t op) {
   TPU_ASSERT_LOCKED();
+  if (is_ending_) end();
   if (ops_.empty()) {
     const auto next = g_next.find(mix(before_, last_));
     if (next != g_next.end()) {
@@ -123,13 +131,24 @@ Tiering::Choice Tiering::choose(uint64_t op) {
   return Choice::Cut;
 }
 
-void Tiering::ran_on_host(uint64_t op, double seconds) {
-  ops_.push_back(op);
-  seconds_ += seconds;
+// Seconds of the segment's kernels. On a busy machine they take many times their work, and a program would
+// take as many more.
+double Tiering::kernel_seconds(Clock::time_point now) {
+  const std::chrono::duration<double> since = now - g_loaded;
+  const double tick = since.count() / static_cast<double>(kernel_clock() - g_loaded_ticks);
+  const double spent = tick * static_cast<double>(ticks_.exchange(0, std::memory_order_relaxed));
+  if (spent < kShortSegment) {
+    counted_ += spent;
+    return spent;
+  }
+  const double cpu = process_cpu_seconds();
+  const double ran = cpu - std::exchange(cpu_read_, cpu) - std::exchange(counted_, 0);
+  return std::clamp(ran, 0.0, spent);
 }
 
 void Tiering::end() {
   TPU_ASSERT_LOCKED();
+  is_ending_ = false;
   if (ops_.empty()) return;
   uint64_t key = ops_.size();
   Hasher h;
@@ -143,9 +162,7 @@ void Tiering::end() {
   auto& s = g_segments[key];
   if (!s) s = std::make_shared<SegmentHistory>();
   const auto now = Clock::now();
-  // On a busy machine kernels take many times their work, and a program would take as many more.
-  const double cpu = process_cpu_seconds();
-  const double spent = std::min(seconds_, cpu - std::exchange(ended_at_cpu_, cpu));
+  const double spent = kernel_seconds(now);
   const bool in_program = was_recorded_ && expected_ && ops_.size() == expected_->ops.size();
   const double period = std::chrono::duration<double>(now - s->ended).count();
   if (in_program) {
@@ -172,7 +189,6 @@ void Tiering::end() {
   g_next[mix(before_, last_)] = key;
   before_ = std::exchange(last_, key);
   ops_.clear();
-  seconds_ = 0;
   expected_ = nullptr;
   was_recorded_ = false;
 }

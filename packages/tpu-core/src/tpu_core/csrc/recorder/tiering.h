@@ -7,6 +7,7 @@
 
 #include "runtime/hash.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -17,15 +18,34 @@ namespace tpu {
 // What is known of a segment.
 struct SegmentHistory;
 
+// A clock for kernels, of which two readings would cost as much as a small one by the system's.
+inline uint64_t kernel_clock() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#else
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+#endif
+}
+
 class Tiering {
  public:
   enum class Choice : uint8_t { Host, Record, Cut };
 
-  // What to do with the next op, of that signature: run it on the host, record it, or first run what was
-  // recorded and ask again.
+  // What to do with the next op, of that key (tier_key.h): run it on the host, record it, or first run what
+  // was recorded and ask again.
   Choice choose(uint64_t op);
   void recorded(uint64_t op) { ops_.push_back(op); }
-  void ran_on_host(uint64_t op, double seconds);
+  // An op is about to run on the host; where it failed it was none.
+  void runs_on_host(uint64_t op) { ops_.push_back(op); }
+  void failed(uint64_t op) {
+    if (!ops_.empty() && ops_.back() == op) ops_.pop_back();
+  }
+  // It took so long, by `kernel_clock`; without g_mutex. Of two threads at once one may not count.
+  void took(uint64_t ticks) {
+    ticks_.store(ticks_.load(std::memory_order_relaxed) + ticks, std::memory_order_relaxed);
+  }
+  // The segment ends before the next op.
+  void end_after_op() { is_ending_ = true; }
   // The segment ends here.
   void end();
   // Its ops are being recorded for its program.
@@ -35,9 +55,13 @@ class Tiering {
  private:
   using Clock = std::chrono::steady_clock;
 
+  double kernel_seconds(Clock::time_point now);
+
   std::vector<uint64_t> ops_;
-  double seconds_ = 0;       // of CPU kernels in the segment
-  double ended_at_cpu_ = 0;  // the process's CPU time at the end of the segment before
+  std::atomic<uint64_t> ticks_{0};  // of CPU kernels in the segment
+  bool is_ending_ = false;
+  // The process's CPU time when it was last read, and what was counted since.
+  double cpu_read_ = 0, counted_ = 0;
   std::shared_ptr<SegmentHistory> expected_;
   bool was_recorded_ = false;       // from its first op on
   uint64_t before_ = 0, last_ = 0;  // keys of the two segments before

@@ -4,7 +4,10 @@
 // which PyTorch takes the GIL: a quarter of a microsecond in all, as much as hashing the call.
 #include "recorder/record.h"
 
+#include "execution/direct_call.h"
+
 #include <array>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -50,11 +53,22 @@ class BorrowedArguments {
 template <typename Result, typename... Args>
 class Unboxed {
  public:
-  explicit Unboxed(const c10::OperatorHandle& op) : op_(op) {}
+  explicit Unboxed(const c10::OperatorHandle& op) : op_(op), kernel_(op.typed<Result(Args...)>()) {}
 
   Result operator()(Args... args) {
     if (!description_) description_ = describe_op(op_);
     const BorrowedArguments<Args...> arguments(args...);
+    {
+      DirectCall call(*description_, arguments.data());
+      if constexpr (std::is_reference_v<Result>) {
+        if (call && call.run([&] { call_kernel(call, args...); }))
+          return std::get<0>(std::tie(args...));
+      } else {
+        at::Tensor made;
+        if (call && call.run([&] { made = call_kernel(call, args...); }))
+          return call.result(std::move(made));
+      }
+    }
     if (has_lazy_bits(arguments.data(), sizeof...(Args))) {
       auto stack = arguments.stack();
       record_resolved(*description_, op_, &stack);
@@ -76,7 +90,32 @@ class Unboxed {
   }
 
  private:
+  // An argument of the CPU's kernel.
+  template <typename T>
+  static decltype(auto) on_host(const T& v, DirectCall& call, size_t& next) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      const bool is_here = v.defined() && v.is_privateuseone();
+      return is_here ? call.operand(next++) : const_cast<at::Tensor&>(v);
+    } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+      return v ? std::optional<at::Tensor>(on_host(*v, call, next)) : std::nullopt;
+    } else {
+      return static_cast<const T&>(v);
+    }
+  }
+
+  Result call_kernel(DirectCall& call, Args... args) {
+    size_t next = 0;
+    // Braces: the first argument first.
+    std::tuple<decltype(on_host(args, call, next))...> given{on_host(args, call, next)...};
+    return std::apply(
+        [&](auto&... a) -> Result {
+          return kernel_.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), a...);
+        },
+        given);
+  }
+
   c10::OperatorHandle op_;
+  c10::TypedOperatorHandle<Result(Args...)> kernel_;
   OpDescription* description_ = nullptr;
 };
 
@@ -124,6 +163,12 @@ std::string form_of(const c10::FunctionSchema& schema) {
 }
 
 }  // namespace
+
+void record_copy(const at::Tensor& self, const at::Tensor& src, bool non_blocking) {
+  static Unboxed<Written, Written, T, bool> kernel(
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  kernel(const_cast<at::Tensor&>(self), src, non_blocking);
+}
 
 torch::CppFunction kernel_of(const c10::OperatorHandle& op) {
   const auto form = kForms.find(form_of(op.schema()));

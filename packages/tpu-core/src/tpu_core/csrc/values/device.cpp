@@ -11,14 +11,17 @@
 #include <c10/core/DeviceCapability.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <array>
 #include <cstring>
 #include <map>
+#include <utility>
 
 namespace tpu {
 namespace {
 
 thread_local int16_t t_device = 0;
-thread_local std::map<int16_t, int64_t> t_streams;  // current stream by device; absent: 0
+constexpr size_t kMostDevices = 128;
+thread_local std::array<int64_t, kMostDevices> t_streams{};  // current stream by device
 std::atomic<int64_t> g_next_stream{1};
 
 c10::Stream make_stream(int16_t device, int64_t id) {
@@ -168,8 +171,7 @@ struct TpuGuard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStream(c10::Device d) const override {
     const auto device = d.has_index() ? d.index() : t_device;
-    auto it = t_streams.find(device);
-    return make_stream(device, it == t_streams.end() ? 0 : it->second);
+    return make_stream(device, t_streams.at(device));
   }
   c10::Stream getDefaultStream(c10::Device d) const override {
     return make_stream(d.has_index() ? d.index() : t_device, 0);
@@ -181,9 +183,8 @@ struct TpuGuard final : c10::impl::DeviceGuardImplInterface {
     return make_stream(d.has_index() ? d.index() : t_device, g_next_stream++);
   }
   c10::Stream exchangeStream(c10::Stream s) const override {
-    auto old = getStream(s.device());
-    t_streams[s.device_index()] = s.id();
-    return old;
+    auto& current = t_streams.at(s.device_index());
+    return make_stream(s.device_index(), std::exchange(current, s.id()));
   }
   // Streams share the device's one ordered queue, so waiting between them is free.
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {

@@ -100,9 +100,14 @@ struct Storages {
 };
 auto& g_storages = *new Guarded<Storages>;
 
+// What is allocated is the difference of two counters, so that each allocation and each end of one changes
+// two of them.
 struct Stats {
-  std::atomic<int64_t> current{0}, peak{0}, total_in{0}, total_out{0}, count{0}, count_peak{0};
-  std::atomic<int64_t> count_in{0}, count_out{0}, ooms{0};
+  std::atomic<int64_t> in{0}, out{0}, count_in{0}, count_out{0}, peak{0}, count_peak{0}, ooms{0};
+  // The same at the last reset of what is accumulated.
+  std::atomic<int64_t> in_before{0}, out_before{0}, count_in_before{0}, count_out_before{0};
+  int64_t current() const { return in - out; }
+  int64_t count() const { return count_in - count_out; }
 };
 std::array<Stats, kDevices> g_stats;
 std::atomic<bool> g_memory_checked{false};
@@ -142,11 +147,13 @@ struct TpuAllocator final : c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     auto& s = g_stats.at(device);
     const int64_t pending = pending_bytes(device);
-    const int64_t now = s.current + pending;
+    const int64_t now = s.current() + pending;
     c10::CachingDeviceAllocator::DeviceStats d;
     constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    auto bytes = stat(now, std::max<int64_t>(s.peak, now), s.total_in + pending, s.total_out);
-    auto count = stat(s.count, s.count_peak, s.count_in, s.count_out);
+    auto bytes = stat(
+        now, std::max<int64_t>(s.peak, now), s.in - s.in_before + pending, s.out - s.out_before);
+    auto count = stat(
+        s.count(), s.count_peak, s.count_in - s.count_in_before, s.count_out - s.count_out_before);
     d.allocated_bytes[all] = d.active_bytes[all] = d.requested_bytes[all] = bytes;
     d.reserved_bytes[all] = bytes;
     d.allocation[all] = d.active[all] = d.segment[all] = count;
@@ -155,12 +162,16 @@ struct TpuAllocator final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override {
     auto& s = g_stats.at(device);
-    s.total_in = s.total_out = s.count_in = s.count_out = s.ooms = 0;
+    s.in_before = s.in.load();
+    s.out_before = s.out.load();
+    s.count_in_before = s.count_in.load();
+    s.count_out_before = s.count_out.load();
+    s.ooms = 0;
   }
   void resetPeakStats(c10::DeviceIndex device) override {
     auto& s = g_stats.at(device);
-    s.peak = s.current.load();
-    s.count_peak = s.count.load();
+    s.peak = s.current();
+    s.count_peak = s.count();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     pybind11::gil_scoped_acquire gil;
@@ -288,22 +299,20 @@ std::vector<std::pair<const Cell*, ValuePtr>> live_cells(int16_t device) {
 }
 
 void account(int16_t device, int64_t bytes, const void* value) {
+  if (bytes == 0) return;  // a storage without a byte, whose end would be its second beginning
   auto& s = g_stats[device];
-  const int64_t now = s.current += bytes;
-  if (bytes >= 0) {
-    raise_to(s.peak, now);
-    s.total_in += bytes;
-    ++s.count_in;
-    raise_to(s.count_peak, ++s.count);
+  if (bytes > 0) {
+    raise_to(s.peak, (s.in += bytes) - s.out);
+    raise_to(s.count_peak, ++s.count_in - s.count_out);
   } else {
-    s.total_out -= bytes;
+    s.out -= bytes;
     ++s.count_out;
-    --s.count;
   }
-  if (is_profiling())
-    c10::reportMemoryUsageToProfiler(
-        const_cast<void*>(value), bytes, static_cast<size_t>(now), static_cast<size_t>(now),
-        {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)});
+  if (!is_profiling()) return;
+  const auto now = static_cast<size_t>(s.current());
+  c10::reportMemoryUsageToProfiler(
+      const_cast<void*>(value), bytes, now, now,
+      {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)});
 }
 
 void note_peak(int16_t device, int64_t bytes) { raise_to(g_stats[device].peak, bytes); }
@@ -335,7 +344,7 @@ void require_memory(int16_t device, int64_t nbytes) {
   check(true);
 }
 
-int64_t allocated_bytes(int16_t device) { return g_stats[device].current; }
+int64_t allocated_bytes(int16_t device) { return g_stats[device].current(); }
 
 void note_out_of_memory(int16_t device, int64_t needed, int64_t free_bytes) {
   ++g_stats[device].ooms;

@@ -158,13 +158,26 @@ void Value::fail(std::shared_ptr<const Failure> why) {
   failure = std::move(why);
 }
 
-ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State state) {
-  auto v = c10::make_intrusive<Value>(layout);
+namespace {
+ValuePtr begin_value(ValuePtr v, size_t nbytes, int16_t device, State state) {
   v->nbytes = nbytes;
   v->device = device;
   v->state = state;
   if (records_memory()) v->stack = stack_of_allocation();
   if (state != State::Pending) v->take_memory();
+  return v;
+}
+}  // namespace
+
+ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State state) {
+  return begin_value(c10::make_intrusive<Value>(layout), nbytes, device, state);
+}
+
+ValuePtr make_host_value(at::Tensor memory, size_t nbytes, int16_t device) {
+  auto v = begin_value(
+      c10::make_intrusive<Value>(memory.scalar_type(), memory.sizes(), memory.strides()), nbytes,
+      device, State::Host);
+  v->host = std::move(memory);
   return v;
 }
 

@@ -45,6 +45,8 @@ struct Failure {
 
 struct Value final : c10::intrusive_ptr_target {
   explicit Value(const Layout& l) : layout(l) {}
+  Value(at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides)
+      : layout{dtype, Dims(sizes.begin(), sizes.end()), Dims(strides.begin(), strides.end())} {}
 
   Layout layout;
   size_t nbytes = 0;
@@ -93,6 +95,8 @@ struct Cell {
 };
 
 ValuePtr make_value(const Layout& layout, size_t nbytes, int16_t device, State state);
+// One whose elements lie as those of a dense CPU tensor, which it keeps. Nothing else holds the tensor.
+ValuePtr make_host_value(at::Tensor memory, size_t nbytes, int16_t device);
 
 // The Cell of a tensor's or storage's memory; an error if the storage is not ours.
 Cell* cell_of(const at::Tensor& t);
