@@ -112,8 +112,11 @@ class LayerStack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * ctx.inputs
         own, shared = layer.graded()
         # Views: a copy for each layer would be a kernel for each.
-        for k, stacked in zip(own, found[1:]):
-            parts = [stacked] if layer.is_stacked else stacked.unbind()
+        for k, like, whole in zip(own, layer.gradients(own), found[1:]):
+            if layer.is_stacked:
+                parts = (whole,)
+            else:
+                parts = whole.split(like.shape[0]) if _is_joined(layer, like) else whole.unbind()
             grads[k - 1 : ctx.owned : layer.own] = parts
         for k, gradient in zip(shared, found[1 + len(own) :]):
             grads[ctx.owned + k - layer.own - 1] = gradient
@@ -131,6 +134,14 @@ def _empty(like: Tensor, *lead: int) -> Tensor:
     return torch.empty((*lead, *like.shape), dtype=like.dtype, device="meta")
 
 
+def _is_joined(layer: Layer, like: Any) -> bool:
+    """Return whether gradients of all layers like this one are joined along its first dim.
+
+    A layer's part is a slice of the whole then, with nothing to reshape.
+    """
+    return not layer.is_stacked and like.ndim > 0 and like.shape[0] > 0
+
+
 def _forward_meta(
     x: Tensor, own: Any, shared: Any, key: Any, layer: str, count: int
 ) -> list[Tensor]:
@@ -140,8 +151,12 @@ def _forward_meta(
 def _backward_meta(
     grad: Tensor, made: Any, own: Any, shared: Any, key: Any, layer: str, count: int
 ) -> list[Tensor]:
-    each, summed = map(LAYERS[layer].gradients, LAYERS[layer].graded())
-    return [_empty(grad), *(_empty(g, count) for g in each), *map(_empty, summed)]
+    program = LAYERS[layer]
+    each, summed = map(program.gradients, program.graded())
+    own = [
+        _empty(g, count).flatten(0, 1) if _is_joined(program, g) else _empty(g, count) for g in each
+    ]
+    return [_empty(grad), *own, *map(_empty, summed)]
 
 
 class _Loop:
@@ -236,4 +251,8 @@ def _backward(
     zeros = [jnp.zeros(a.shape, a.dtype) for a in avals(program.gradients(summed), int)]
     items = loop.rounds, loop.stacked(own), made
     (gradient, totals), grads = lax.scan(step, (grad, zeros), items, reverse=True)
-    return [gradient, *grads, *totals]
+    joined = (
+        g.reshape(-1, *g.shape[2:]) if _is_joined(program, like) else g
+        for g, like in zip(grads, program.gradients(each))
+    )
+    return [gradient, *joined, *totals]
