@@ -161,6 +161,17 @@ def test_optimizers_that_see_more_than_elements_keep_layers_apart(make: Any, tol
     assert not runs and told in notes[0]
 
 
+def test_parameters_that_no_gradient_reaches_have_none() -> None:
+    model = nn.Sequential(*(Layer() for _ in range(3)))
+    for layer in model:
+        layer.unused = nn.Parameter(torch.ones(4))
+    captured, (run,), _ = capture_scanned(job(model, loss=lambda m, x: m(x).sum()), True, False)
+    assert run.label == "*"
+    assert set(captured.outputs) == {
+        *("loss", "gradient of *.linear.weight", "gradient of *.linear.bias")
+    }
+
+
 def test_layers_that_are_divided_differently_cannot_be_stacked() -> None:
     rules = {"layers.1.linear.weight": ("data",)}
     own = AotJob(Model(), (torch.empty(8, 4),), {}, {"data": 2}, shardings=rules)

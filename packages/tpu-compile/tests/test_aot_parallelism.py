@@ -30,14 +30,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tpu_compile
 from test_aot_values import on_meta, run, values_of
-from tpu_compile.aot.annotations import in_halves, over
+from tpu_compile.aot.annotations import in_halves
 from tpu_compile.aot.capture import AotJob
 from tpu_compile.aot.costs import analyse
 from tpu_compile.aot.hlo import parse
 from tpu_compile.aot.layers import capture_scanned
 from tpu_compile.aot.parallelism import mesh_of
-from tpu_compile.aot.scan import PROGRAMS
 from tpu_compile.aot.sharding import spec_of
+from tpu_compile.layers import LAYERS
+from tpu_compile.sharding_constraints import over
 from tpu_core import lowering, runtime
 from tpu_core.errors import MeshError
 from tpu_core.pjrt.chips import abstract_mesh
@@ -281,7 +282,7 @@ def test_a_scanned_layer_that_runs_again_gathers_once_for_that(remat: bool, time
         job = AotJob(model, (torch.empty(4, 8, 32),), {}, MESH, loss="loss")
         captured, _, _ = capture_scanned(job, True, remat)
     (call,) = (n for n in captured.graph.graph.nodes if "layers_backward" in str(n.target))
-    nodes = list(PROGRAMS[call.args[-1]].backward.graph.nodes)
+    nodes = list(LAYERS[call.args[-2]].backward.graph.nodes)
     behind = [n for n in nodes if "tpu_compile.behind" in str(n.target)]
     assert len([n for n in behind if n.args[0].meta["val"].dim() == 2]) == 2 * times
 

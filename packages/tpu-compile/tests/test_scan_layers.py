@@ -109,6 +109,28 @@ def test_gradients_may_be_written(remat: bool) -> None:
     assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_what_backward_does_not_read_may_be_written_before_it(name: str) -> None:
+    for run, device in ((one_by_one, "cpu"), (scan_layers, "tpu")):
+        layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)).to(device)
+        result = run(layers, torch.ones(3, 4, device=device)).sum()
+        with torch.no_grad():
+            layers[1].get_parameter(name).zero_()
+        if name == "bias":
+            result.backward()
+            assert layers[0].get_parameter(name).grad is not None
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.backward()
+
+
+def test_no_copies_of_parameters_are_kept() -> None:
+    LAYERS.clear()
+    step(scan_layers, stack(3), [torch.randn(5, 8)], "tpu")
+    (layer,) = LAYERS.values()
+    assert all(m.shape[0] == 5 for m in layer.made())  # of the batch, not of a weight
+
+
 def test_gradients_of_a_number() -> None:
     class Scaled(nn.Module):
         def __init__(self, by: float) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +14,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tpu_compile.control_flow import LOWERINGS, HigherOrderCall
-from tpu_compile.fx_utils import line_of, lowering_of
+from tpu_compile.fx_utils import line_label, lowering_of
 from tpu_compile.numbers import ITEM, SELECT
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.rng import Draws, is_random
 from tpu_compile.sizes import Sizes
 from tpu_core.extend import GraphEvaluator, copy_to_jax, weak
+
+Label = Callable[[Node], str]
 
 
 def is_arithmetic(value: Any) -> bool:
@@ -31,9 +34,14 @@ class _Evaluator(GraphEvaluator):
     """Evaluates a compiled graph, see `evaluate`."""
 
     def __init__(
-        self, module: GraphModule, sizes: Sizes, draws: Draws, same: Mapping[Node, Node]
+        self,
+        module: GraphModule,
+        sizes: Sizes,
+        draws: Draws,
+        same: Mapping[Node, Node],
+        label: Label = line_label,
     ) -> None:
-        self._sizes, self._draws, self._same = sizes, draws, same
+        self._sizes, self._draws, self._same, self._label = sizes, draws, same, label
         self._barriers = Barriers(module)
 
     def argument(self, node: Node, value: Any) -> Any:
@@ -53,7 +61,7 @@ class _Evaluator(GraphEvaluator):
             return self._sizes.value(meta)
         if node.target is state_of:
             return None  # is known to the caller alone
-        with jax.named_scope(_label(node)):
+        with jax.named_scope(self._label(node)):
             return self.called(node, read)
 
     def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
@@ -70,19 +78,10 @@ class _Evaluator(GraphEvaluator):
         if op is ITEM:
             return weak(jnp.reshape(args[0], ()))
         if op in LOWERINGS:
-            return LOWERINGS[op](
-                HigherOrderCall(node, call, self._sizes, self._draws), *args, **kwargs
-            )
+            inner = functools.partial(call, label=self._label)
+            own = HigherOrderCall(node, inner, self._sizes, self._draws)
+            return LOWERINGS[op](own, *args, **kwargs)
         return op(*args, **kwargs)  # arithmetic on numbers that the program computes
-
-
-def _label(node: Node) -> str:
-    """Line, op and name of a node, as profiles and HLO text show it:
-    ``model.py:31/aten.mm#mm_2``.
-    """
-    line = (line_of(node) or "").split(" in ")[0].rsplit("/", 1)[-1]
-    op = str(node.target).removesuffix(".default")
-    return f"{line}/{op}#{node.name}" if line else f"{op}#{node.name}"
 
 
 def _is_array(value: Any) -> bool:
@@ -109,7 +108,16 @@ def evaluate(
 
 
 def call(
-    module: GraphModule, arguments: Sequence[Any], sizes: Sizes, draws: Draws
+    module: GraphModule,
+    arguments: Sequence[Any],
+    sizes: Sizes,
+    draws: Draws,
+    label: Label = line_label,
 ) -> tuple[Any, ...]:
-    """Return values of a graph; arguments as of `evaluate`."""
-    return tuple(_Evaluator(module, sizes, draws, {}).results(module, arguments))
+    """Return values of a graph; arguments as of `evaluate`.
+
+    Args:
+        module, arguments, sizes, draws: As of `evaluate`.
+        label: Name of a node in XLA's metadata.
+    """
+    return tuple(_Evaluator(module, sizes, draws, {}, label).results(module, arguments))

@@ -59,6 +59,15 @@ def line_of(node: Node) -> str | None:
     return f"{file}:{number} in {function}"
 
 
+def line_label(node: Node) -> str:
+    """Line, op and name of a node, as profiles and HLO text show it:
+    ``model.py:31/aten.mm#mm_2``.
+    """
+    line = (line_of(node) or "").split(" in ")[0].rsplit("/", 1)[-1]
+    op = str(node.target).removesuffix(".default")
+    return f"{line}/{op}#{node.name}" if line else f"{op}#{node.name}"
+
+
 _LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 
 

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from tpu_compile.torch_compat import TRACES_WITH_MODULES
@@ -90,14 +89,11 @@ def run_layers(
         _check(layers, may_differ)
         return _as_scan(layers, x, args)
     call = _Arguments(first, args)
-    params = [p for m in layers for _, p in m.named_parameters()]
-    buffers = [b for m in layers for _, b in m.named_buffers()]
-    differentiable = torch.is_grad_enabled() and any(
-        t.requires_grad for t in (x, *params, *call.tensors)
-    )
-    n = len(call.params), len(call.buffers), len(call.tensors)
+    own = [t for m in layers for _, t in (*m.named_parameters(), *m.named_buffers())]
+    tensors = [x, *own, *call.tensors]
+    differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     signature = (
-        tuple(_geometry(t) for t in (x, *params, *buffers, *call.tensors)),
+        tuple(map(_geometry, tensors)),
         tuple(_settings(m) for layer in layers for m in layer.modules()),
         _exact(call.constants),
         (len(layers), differentiable, remat, tuple(may_differ)),
@@ -107,22 +103,17 @@ def run_layers(
     known = _PROGRAMS.setdefault(first, {})
     if signature not in known:
         _check(layers, may_differ)
-        inputs = [x, *params[: n[0]], *buffers[: n[1]], *call.tensors]
-        known[signature] = _trace(call, inputs, n, differentiable, remat)
+        inputs = [x, *own[: len(call.names)], *call.tensors]
+        buffers = sum(1 for _ in first.named_buffers())
+        known[signature] = _trace(call, inputs, buffers, differentiable, remat)
     program = known[signature]
+    from tpu_compile.layer_ops import LayerStack
+
     key = torch.randint(2**32, (2,), device=x.device) if program.draws else None
-    if differentiable:
-        result: list[Tensor] = _Stack.apply(
-            program, len(layers), key, buffers, x, *params, *call.tensors
-        )
-    else:
-        result = torch.ops.tpu_compile.layers_forward(
-            x, params, buffers, call.tensors, key, program.key, len(layers)
-        )
-    each = iter(result[1:])
-    for k in program.written:
-        for i in range(len(layers)):
-            buffers[k + i * n[1]].copy_(next(each))
+    result: Sequence[Tensor] = LayerStack.apply(program, len(layers), key, *tensors)
+    for k, stacked in zip(program.written, result[1:]):
+        for tensor, new in zip(own[k - 1 :: program.own], stacked.unbind()):
+            tensor.copy_(new)
     return result[0]
 
 
@@ -140,17 +131,15 @@ class _Arguments:
 
     def __init__(self, first: nn.Module, args: Sequence[Any]) -> None:
         self.layer = first
-        self.params = [name for name, _ in first.named_parameters()]
-        self.buffers = [name for name, _ in first.named_buffers()]
+        self.names = [name for name, _ in (*first.named_parameters(), *first.named_buffers())]
         self.tensors = [a for a in args if isinstance(a, Tensor)]
         self.constants = tuple(None if isinstance(a, Tensor) else (a,) for a in args)
 
     def run(self, x: Tensor, *inputs: Tensor) -> Tensor:
         """The layer as a function of its inputs, in the order of `tpu_compile.layers.Layer`."""
-        names = [*self.params, *self.buffers]
-        rest = iter(inputs[len(names) :])
+        rest = iter(inputs[len(self.names) :])
         args = [next(rest) if c is None else c[0] for c in self.constants]
-        values = dict(zip(names, inputs))
+        values = dict(zip(self.names, inputs))
         result = torch.func.functional_call(self.layer, values, (x, *args))
         same = isinstance(result, Tensor) and (result.shape, result.dtype) == (x.shape, x.dtype)
         if not same:
@@ -206,77 +195,45 @@ def _check(layers: Sequence[nn.Module], may_differ: Collection[str]) -> None:
 def _trace(
     call: _Arguments,
     inputs: Sequence[Tensor],
-    counts: tuple[int, int, int],
+    buffers: int,
     differentiable: bool,
     remat: bool,
 ) -> Layer:
+    """The layer, traced with tensors like ``inputs``; of its own ones ``buffers`` are the last."""
+    from torch._functorch.aot_autograd import aot_export_joint_simple
+    from torch._guards import tracing
     from torch.utils._python_dispatch import _disable_current_modes
 
-    from tpu_compile import layers
+    from tpu_compile import layer_ops, layers
+    from tpu_compile.graphs import decompositions
+    from tpu_core.extend import target
 
-    layers.define()
-    with _disable_current_modes():
+    layer_ops.define()
+    own = len(call.names)
+    first, last = 1 + own - buffers, 1 + own
+
+    def pure(*values: Tensor) -> tuple[Tensor, ...]:
+        new = [v.clone() for v in values[first:last]]
+        return call.run(*values[:first], *new, *values[last:]), *new
+
+    with _disable_current_modes(), tracing(None), torch.enable_grad():
         like = [
             torch.empty(tuple(map(int, t.shape)), dtype=t.dtype, device=t.device).requires_grad_(
                 differentiable and (t.requires_grad or (i == 0 and t.is_floating_point()))
             )
             for i, t in enumerate(inputs)
         ]
-    return layers.trace(call.run, like, counts, differentiable, remat)
-
-
-class _Stack(torch.autograd.Function):
-    """The loop with its gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, layer: Layer, count: int, key: Tensor | None, buffers: list[Tensor], *rest: Tensor
-    ) -> Any:
-        x, *tensors = rest
-        each = count * layer.counts[0]
-        params, others = tensors[:each], tensors[each:]
-        result = torch.ops.tpu_compile.layers_forward(
-            x, params, buffers, others, key, layer.key, count
+        joint: Any = aot_export_joint_simple(
+            pure, tuple(like), trace_joint=differentiable, decompositions=decompositions()
         )
-        new = len(layer.written) * count
-        ctx.layer, ctx.count, ctx.key, ctx.sizes = layer, count, key, (each, len(others))
-        # A buffer that is written is among what the loop made; autograd would refuse its new value.
-        read = {k - 1 - layer.counts[0] for k in layer.kept}
-        ctx.buffers = [
-            b if i % max(layer.counts[1], 1) in read else b.detach() for i, b in enumerate(buffers)
-        ]
-        ctx.save_for_backward(*tensors, *result[1 + new :])
-        results = result[: 1 + new]
-        ctx.mark_non_differentiable(*results[1:])
-        return tuple(results)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        layer, (each, shared) = ctx.layer, ctx.sizes
-        saved = ctx.saved_tensors
-        params, others = list(saved[:each]), list(saved[each : each + shared])
-        found = torch.ops.tpu_compile.layers_backward(
-            grad.contiguous(),
-            params,
-            ctx.buffers,
-            others,
-            ctx.key,
-            list(saved[each + shared :]),
-            layer.key,
-            ctx.count,
-        )
-        grads: list[Tensor | None] = [None] * (each + shared)
-        made = iter(found[1:])
-        own, rest = layer.grouped()
-        # Views: a copy for each layer would be a kernel for each.
-        for k, joined in zip(own, made):
-            shape = params[k - 1].shape
-            parts = joined.split(shape[0]) if shape else joined.unbind()
-            grads[k - 1 : each : layer.counts[0]] = parts
-        for k in rest:
-            grads[each + k] = next(made)
-        return None, None, None, None, found[0], *grads
+    return layers.partition(
+        joint,
+        own,
+        buffers=buffers,
+        differentiable=differentiable,
+        remat=remat,
+        on_tpu=target().platform == "tpu",
+    )
 
 
 def _as_scan(layers: Sequence[nn.Module], x: Tensor, args: Sequence[Any]) -> Tensor:
@@ -286,10 +243,9 @@ def _as_scan(layers: Sequence[nn.Module], x: Tensor, args: Sequence[Any]) -> Ten
     from tpu_compile.traced import layer_step
 
     call = _Arguments(layers[0], args)
-    names = [*call.params, *call.buffers]
     states = [dict((*m.named_parameters(), *m.named_buffers())) for m in layers]
-    stacked = [torch.stack([s[name] for s in states]) for name in names]
+    stacked = [torch.stack([s[name] for s in states]) for name in call.names]
 
-    step = layer_step(layers[0], names, args)
+    step = layer_step(layers[0], call.names, args)
     last: Tensor = scan(step, x, stacked)[0]
     return last

@@ -16,10 +16,10 @@ from tpu_compile.aot.capture import AotJob, Captured
 from tpu_compile.aot.chips import Topology
 from tpu_compile.aot.plan import Input, KernelUse, Memory, Plan, Temporary
 from tpu_compile.aot.process import Outcome
-from tpu_compile.aot.scan import scans_of
 from tpu_compile.aot.sharding import shard_shape
 from tpu_compile.aot.state import Leaf, Run
 from tpu_compile.fx_utils import outputs
+from tpu_compile.layer_ops import loops_of
 from tpu_core.errors import TopologyCompilationError
 
 _NEEDED = re.compile(
@@ -52,7 +52,8 @@ def build(
     chip = topology.chip.per_device()
     module = hlo.parse(outcome.text) if outcome.text else None
     inputs = [*_inputs(captured.inputs, job.mesh, module)]
-    layers = scans_of(captured.graph)
+    loops = loops_of(captured.graph)
+    layers = [(graph, times) for layer, times in loops for graph in layer.flop_graphs()]
     model_flops = _model_flops(captured.graph) + sum(
         times * _model_flops(graph) for graph, times in layers
     )

@@ -14,9 +14,10 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpu_compile.aot.losses import LeavingOutLogits
+from tpu_compile.aot.optimizer_state import OptimizerState
 from tpu_compile.aot.parallelism import FullyShard, placements_as_annotations
 from tpu_compile.aot.sharding import Axes, Rules, batch_spec, check_spec, names_of
-from tpu_compile.aot.state import Leaf, ModelState, OptimizerState, Run
+from tpu_compile.aot.state import Leaf, ModelState, Run
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace, values_unknown
 
 Loss = str | Callable[..., Any] | None

@@ -5,25 +5,29 @@ What cannot be scanned after all is compiled layer by layer, and a note says why
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tpu_compile.aot import scan as scans
+from tpu_compile.aot.annotations import label
 from tpu_compile.aot.capture import AotJob, Captured, capture
+from tpu_compile.aot.optimizer_state import NotStackable
 from tpu_compile.aot.parallelism import FullyShard
 from tpu_compile.aot.repeats import find
 from tpu_compile.aot.resharding import Resharding
-from tpu_compile.aot.sharding import Spec, batch_spec
-from tpu_compile.aot.state import ModelState, NotStackable, Run
+from tpu_compile.aot.sharding import batch_spec
+from tpu_compile.aot.state import ModelState, Run, holding
 from tpu_compile.aot.trace import Scopes, fake_like, fake_mode, trace
+from tpu_compile.layer_ops import LayerStack, define
+from tpu_compile.layers import Annotations, partition
 from tpu_core.errors import TpuError
 
 # Fewer layers are compiled one by one with scan="auto": XLA makes a little more of them then.
@@ -85,7 +89,7 @@ def scanning(
     Raises:
         NotScanned: At the end of the block, if a run was not called exactly once.
     """
-    scans.define()
+    define()
     calls = dict.fromkeys(range(len(runs)), 0)
     with ExitStack() as stack:
         for number, run in enumerate(runs):
@@ -138,122 +142,82 @@ def _call(
     flat, tree = tree_flatten((args, kwargs))
     places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
     stacks = state.stacks_of(run)
-    x, *constants = [flat[i] for i in places]
-    stacked = [own[i] for i in stacks.values()]
-    tensors = [x, *constants, *stacked]
+    x, *shared = [flat[i] for i in places]
+    tensors = [x, *(own[i] for i in stacks.values()), *shared]
     wanted = [t.requires_grad and torch.is_grad_enabled() for t in tensors]
     wanted[0] = any(wanted)  # it is carried from layer to layer
-    # A layer's own graph has tensors of its own, and names.
-    with _disable_current_modes(), torch.enable_grad(), fx_traceback.preserve_node_meta():
-        program = _trace_layer(job, state, run, first, sharded, flat, tree, places, tensors, wanted)
-        scans.PROGRAMS[program.key] = program
-    seed = None
-    if scans.draws(program.forward):
-        seed = torch.randint(0, 2**31 - 1, (2,), device=x.device)
-    result: torch.Tensor = scans.Layers.apply(program, seed, x, *constants, *stacked)
-    return result
 
-
-def _trace_layer(
-    job: AotJob,
-    state: ModelState,
-    run: Run,
-    first: torch.nn.Module,
-    sharded: FullyShard,
-    flat: Sequence[Any],
-    tree: Any,
-    places: Sequence[int],
-    tensors: Sequence[torch.Tensor],
-    wanted: Sequence[bool],
-) -> scans.LayerProgram:
-    stacks = state.stacks_of(run)
-    constants = len(places) - 1
-    mode = fake_mode()
-    scopes = Scopes(first, run.label)
-    inputs = [fake_like(t, mode) for t in tensors[: 1 + constants]]
-    inputs += [fake_like(state.tensors[i], mode) for i in stacks.values()]
-    grads = tuple(i for i, w in enumerate(wanted) if w)
-    original = type(first).forward
-
-    def layer(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    def of_layer(hidden: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         given = list(flat)
-        for place, value in zip(places, values):
+        for place, value in zip(places, (hidden, *values[len(stacks) :])):
             given[place] = value
         args, kwargs = tree_unflatten(given, tree)
-        with _holding(first, dict(zip(stacks, values[1 + constants :]))), scopes.watch():
+        with holding(first, dict(zip(stacks, values))):
             sharded.enter(first)  # no hook is called for the layer itself
             result = None
             try:
-                result = original(first, *args, **kwargs)
+                result = type(first).forward(first, *args, **kwargs)
             finally:
                 sharded.leave(first, result)
         y: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return y
 
-    def forward(*values: torch.Tensor) -> list[torch.Tensor]:
-        with torch.no_grad():
-            return [layer(values)]
+    mode = fake_mode()
+    inputs = [
+        fake_like(t, mode) for t in (x, *(state.tensors[i] for i in stacks.values()), *shared)
+    ]
+    # A layer's own graph has tensors of its own, and names.
+    with _disable_current_modes(), torch.enable_grad(), fx_traceback.preserve_node_meta():
+        again = Resharding.recomputing() if run.remat else nullcontext()
+        joint = _trace_joint(of_layer, inputs, wanted, mode, Scopes(first, run.label), again)
+        layer = partition(
+            joint,
+            len(stacks),
+            differentiable=any(wanted),
+            remat=run.remat,
+            on_tpu=True,
+            is_stacked=True,
+            annotations=_annotations(job, state, run, x),
+        )
+    seed = torch.randint(0, 2**31 - 1, (2,), device=x.device) if layer.draws else None
+    result: torch.Tensor = LayerStack.apply(layer, len(run.names), seed, *tensors)[0]
+    return result
 
-    def joint(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        *values, g = inputs
+
+def _trace_joint(
+    layer: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    wanted: Sequence[bool],
+    mode: FakeTensorMode,
+    scopes: Scopes,
+    recomputing: AbstractContextManager[Any],
+) -> GraphModule:
+    """Graph of a layer's result, and of its inputs' gradients where any is wanted."""
+
+    def forward(*values: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad(), scopes.watch():
+            return [layer(*values)]
+
+    def joint(*given: torch.Tensor) -> list[torch.Tensor | None]:
+        *values, g = given
         leaves = [v.detach().requires_grad_(w) for v, w in zip(values, wanted)]
-        y = layer(leaves)
+        with scopes.watch():
+            y = layer(*leaves)
         scopes.name_backward([y])
         with torch.autocast("tpu", enabled=False):  # as backward outside of the block has it
-            made = torch.autograd.grad(y, [leaves[i] for i in grads], g, allow_unused=True)
-        filled = [torch.zeros_like(leaves[i]) if m is None else m for i, m in zip(grads, made)]
-        return [y.detach(), *filled]
+            made = torch.autograd.grad(
+                y, [v for v in leaves if v.requires_grad], g, allow_unused=True
+            )
+        each = iter(made)
+        return [y.detach(), *(next(each) if w else None for w in wanted)]
 
-    def backward(*values: torch.Tensor) -> list[torch.Tensor]:
-        with Resharding.recomputing():
-            return joint(*values)[1:]
-
-    carry, specs = _specs(job, state, run, tensors[0])
-    make = functools.partial(
-        scans.LayerProgram,
-        scans.new_key(),
-        len(run.names),
-        constants=constants,
-        is_recomputed=run.remat,
-        carry_spec=carry,
-        specs=specs,
-    )
     if not any(wanted):
-        graph = trace(forward, inputs, mode)
-        return make(graph, None, (), ())
-    with_gradient = [*inputs, fake_like(inputs[0], mode)]
-    if run.remat:
-        graph = trace(forward, inputs, mode)
-        again = trace(backward, with_gradient, mode)
-        kept = tuple(range(len(inputs)))
-        return make(graph, again, kept, grads)
-    both = trace(joint, with_gradient, mode, keep_views=True)
-    parts = scans.partition(both, len(inputs))
-    return make(*parts, grads)
+        return trace(forward, inputs, mode)
+    with recomputing:
+        return trace(joint, [*inputs, fake_like(inputs[0], mode)], mode, keep_views=True)
 
 
-def _specs(
-    job: AotJob, state: ModelState, run: Run, x: torch.Tensor
-) -> tuple[Spec, tuple[Spec, ...]]:
-    spec = batch_spec(job.batch, job.mesh)[:1] if x.dim() > 1 else ()
+def _annotations(job: AotJob, state: ModelState, run: Run, x: torch.Tensor) -> Annotations:
+    carry = batch_spec(job.batch, job.mesh)[:1] if x.dim() > 1 else ()
     own = tuple(state.leaves[i].spec[1:] for i in state.stacks_of(run).values())
-    return spec, own
-
-
-@contextmanager
-def _holding(layer: torch.nn.Module, values: dict[str, torch.Tensor]) -> Iterator[None]:
-    """A layer with other tensors in its parameters and buffers, by name."""
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for prefix, module in layer.named_modules():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for table in tables:
-            kept.append((table, dict(table)))
-            for name in table:
-                full = f"{prefix}.{name}" if prefix else name
-                if full in values:
-                    table[name] = values[full]
-    try:
-        yield
-    finally:
-        for table, before in kept:
-            table.update(before)
+    return Annotations(carry, own, label)

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_compile.aot.annotations import in_halves, over, scope
+from tpu_compile.aot.annotations import in_halves, scope
 from tpu_compile.aot.capture import Captured
 from tpu_compile.aot.plan import KernelUse
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.fx_utils import lowering_of
+from tpu_compile.sharding_constraints import over
 from tpu_core.extend import (
     KernelSelection,
     OperandSharding,
