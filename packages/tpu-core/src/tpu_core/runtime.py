@@ -98,6 +98,7 @@ def _start() -> Runtime:
 
     from tpu_core import (
         checkpointing,
+        exit_calls,
         exit_checks,
         input_pipeline,
         logs,
@@ -146,6 +147,7 @@ def _start() -> Runtime:
     checkpointing.watch()
     recurrent.register()
     layouts.register_others()
+    atexit.register(exit_calls.finish)  # after those below
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.background.workers.close)
     exit_checks.watch(device_count())
@@ -162,7 +164,7 @@ def _choose() -> None:
 
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
-    from tpu_core import host_reads, interruptible, memory_limit
+    from tpu_core import exit_calls, host_reads, interruptible, memory_limit
     from tpu_core.compiler import programs, state_init
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
@@ -172,11 +174,11 @@ def _serve(client: Any, builder: Any) -> None:
     devices = client.devices
     callbacks = {
         "describe": op_schema.describe,
-        "miss": signature.new_signature,
+        "miss": exit_calls.finished_at_exit(signature.new_signature),
         "jax_settings": jax_settings.code,
-        "compile": builder.build,
+        "compile": exit_calls.finished_at_exit(builder.build),
         "program_due": builder.due,
-        "new_state": state_init.of_export,
+        "new_state": exit_calls.finished_at_exit(state_init.of_export),
         "resume_collector": gc_control.resume,
         "out_of_memory": memory_limit.refuse_program,
         "check_allocation": memory_limit.check_allocation,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -38,6 +40,20 @@ _MOST_DISJOINT = 3
 _MOST_PROGRAMS = 16
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _locked(method: _Method) -> _Method:
+    """A method of `PaddedPrograms` for one thread at a time."""
+
+    @functools.wraps(method)
+    def locked(self: PaddedPrograms, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, locked)
+
+
 class PaddedPrograms:
     """Finds or makes padded programs for segments that differ from earlier ones in sizes alone.
 
@@ -53,6 +69,8 @@ class PaddedPrograms:
         client: pjrt.Client,
         store: ExecutableStore | TieredStore | None,
     ) -> None:
+        # What is known of a family changes in several steps, and with it what its programs compute.
+        self._lock = threading.RLock()
         self._builder = builder
         self._client = client
         self._signatures = SegmentSignatures(store, builder.key)
@@ -65,6 +83,7 @@ class PaddedPrograms:
             self._described = (s, *describe(s))
         return self._described[1:]
 
+    @_locked
     def remember(self, s: Segment, program: Program) -> None:
         """Take note of a segment that runs as it was recorded."""
         # Describing a training step takes as long as recording it, and many processes run but one.
@@ -85,20 +104,24 @@ class PaddedPrograms:
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
+    @_locked
     def form(self, s: Segment) -> str:
         """Digest of a segment without its sizes."""
         return self._describe(s)[0]
 
+    @_locked
     def recurs(self, s: Segment) -> bool:
         """Return whether a segment's sizes recur, so that they have a program of their own."""
         family = self._families.get(self._describe(s)[0])
         return family is not None and family.promotion.own(s.key) is not None
 
+    @_locked
     def problem(self, s: Segment) -> str | None:
         """Reason that padded arrays do not serve a segment, where that is known."""
         family = self._families.get(self._describe(s)[0])
         return family.problem if family else None
 
+    @_locked
     def comment(self, s: Segment, why: Reason) -> Reason:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""
         self._read()
@@ -109,6 +132,7 @@ class PaddedPrograms:
             why = Reason(f"{why.text}; not on padded arrays: {family.problem}", why.line)
         return family.promotion.own(s.key) or why
 
+    @_locked
     def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
 
