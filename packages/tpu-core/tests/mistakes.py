@@ -71,6 +71,26 @@ MISTAKES: dict[str, Mistake] = {
     "norm of a bool order": lambda d: torch._foreach_norm([_f(d, 3)], True),
     "sign of a complex list": lambda d: torch._foreach_sign([_f(d, 3).cfloat()]),
     "norm of a list": lambda d: torch._foreach_norm([_f(d, 3)], -2, torch.complex64),
+    "norm of a list to integers": lambda d: torch._foreach_norm([_f(d, 3)], 3, torch.int32),
+    "power sum of integers": lambda d: torch._foreach_powsum([_i(d, 3)], 2),
+    "power sum to integers": lambda d: torch.ops.aten.linalg__powsum(
+        _f(d, 3), 3, dtype=torch.int32
+    ),
+    "power sum of complex to integers": lambda d: torch._foreach_powsum(
+        [_f(d, 3).cfloat()], 2, torch.int64
+    ),
+    "logits of another shape": lambda d: torch.ops.aten.binary_cross_entropy_with_logits(
+        _f(d, 2, 3), _f(d, 3)
+    ),
+    "weights of the positive of another shape": lambda d: F.binary_cross_entropy_with_logits(
+        _f(d, 3), _f(d, 3), pos_weight=_f(d, 2, 3)
+    ),
+    "unbind into a parameter": lambda d: torch.unbind_copy(
+        _f(d, 2, 3), out=[_f(d, 3).requires_grad_() for _ in range(2)]
+    ),
+    "unbind into too few": lambda d: torch.unbind_copy(_f(d, 2, 3), out=[_f(d, 3)]),
+    "split into too few": lambda d: torch.split_copy(_f(d, 2, 3), 1, out=[_f(d, 1, 3)]),
+    "split into other shapes": lambda d: torch.split_copy(_f(d, 2, 3), 1, out=[_f(d, 0), _f(d, 0)]),
     "cat shapes": lambda d: torch.cat([_f(d, 2, 3), _f(d, 2, 4)], 0),
     "cat dims": lambda d: torch.cat([_f(d, 2, 3), _f(d, 2, 3, 4)], 0),
     "cat nothing": lambda d: torch.cat([]),

@@ -325,6 +325,30 @@ def test_exit_while_daemon_threads_train(end, device):
     assert (result.returncode, result.stderr) == (expected, "")
 
 
+@pytest.mark.parametrize("seconds", (0.02, 0.1, 0.2, 0.3))
+def test_exit_while_daemon_threads_compile(seconds):
+    """A thread that Python ends inside XLA would unwind frames that use the interpreter."""
+    code = """
+        import threading, time, torch
+
+        def compile(k):
+            for n in range(1, 1000):
+                x = torch.ones(4 * n + k, device="tpu")
+                ((x * 1.5).sin() @ x.cos()).item()
+                compiled.release()
+
+        compiled = threading.Semaphore(0)
+        for k in range(3):
+            threading.Thread(target=compile, args=(k,), daemon=True).start()
+        for _ in range(4):
+            compiled.acquire()
+        time.sleep(SECONDS)
+    """
+    code = textwrap.dedent(code.replace("SECONDS", str(seconds)))
+    result = run(code, timeout=200, TPU_PERFORMANCE_WARNINGS="0")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_a_tensor_sent_to_another_process_is_refused():
     out = clean("""
         import concurrent.futures, multiprocessing, queue, torch

@@ -98,6 +98,7 @@ def _start() -> Runtime:
 
     from tpu_core import (
         checkpointing,
+        exit_calls,
         exit_checks,
         input_pipeline,
         logs,
@@ -147,6 +148,7 @@ def _start() -> Runtime:
     checkpointing.watch()
     recurrent.register()
     layouts.register_others()
+    atexit.register(exit_calls.finish)  # after those below
     atexit.register(_C.wait_for_autograd)
     atexit.register(builder.close)
     exit_checks.watch(device_count())
@@ -163,7 +165,7 @@ def _apply_config() -> None:
 
 def _set_callbacks(client: Any, builder: Any) -> None:
     """Give the extension the functions of Python that it calls: ``callback("name")`` there."""
-    from tpu_core import host_reads, interruptible, memory_limit
+    from tpu_core import exit_calls, host_reads, interruptible, memory_limit
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
     from tpu_core.pjrt import padded_array as arrays
@@ -201,6 +203,8 @@ def _set_callbacks(client: Any, builder: Any) -> None:
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
     }
+    for name in ("miss", "compile", "new_state"):
+        callbacks[name] = exit_calls.finished_at_exit(callbacks[name])
     for function in callbacks.values():
         _keep_dynamo_out(function)
     _C.set_callbacks(callbacks)

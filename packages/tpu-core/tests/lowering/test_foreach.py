@@ -13,8 +13,6 @@ from .harness import CompareLowerings
 
 lowering.load()
 
-# Left to their composites: they have no per-tensor lowering.
-WITHOUT = {"aten._foreach_powsum.Scalar"}
 OPS = {str(op): op for op in foreach._functional_overloads()}
 
 
@@ -47,9 +45,7 @@ def compare(name: str, *args, **kwargs) -> None:
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_every_overload(name: str) -> None:
-    assert (name in REGISTRY) == (name not in WITHOUT)
-    if name in WITHOUT:
-        return
+    assert name in REGISTRY
     for dtype in (torch.float32, torch.bfloat16):
         args, kwargs = [], {}
         for position, schema in enumerate(OPS[name]._schema.arguments):
@@ -79,3 +75,19 @@ def test_numbers_of_every_kind() -> None:
 def test_copies_cast() -> None:
     compare("aten._foreach_copy.default", tensors(0, torch.bfloat16), tensors(1))
     compare("aten._foreach_zero.default", tensors(0))
+
+
+@pytest.mark.parametrize("name", ["aten._foreach_norm.Scalar", "aten._foreach_powsum.Scalar"])
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, float("inf")])
+def test_norms_of_complex_lists(name: str, order: float) -> None:
+    items = [torch.tensor([1.5 + 2j, 0, -3 - 1j]), torch.tensor(2j)]
+    compare(name, items, order)
+    compare(name, items, order, dtype=torch.complex128)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_power_sums_to_real_dtypes(order: float) -> None:
+    """The dtype is that of the sum, and no conversion of the numbers, as on the CPU."""
+    items = [torch.tensor([1.5 + 2j, 0, -3 - 1j]), torch.tensor([[2j, 1]])]
+    for dtype in (torch.float32, torch.float64):
+        compare("aten._foreach_powsum.Scalar", items, order, dtype=dtype)

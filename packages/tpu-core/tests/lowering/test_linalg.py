@@ -81,16 +81,18 @@ def test_eigh_reads_one_triangle(triangle: str, dtype: torch.dtype) -> None:
     _close(_call("aten._linalg_eigh.default", (a, triangle, False), values_only)[0], like[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("upper", [False, True])
-def test_cholesky_names_the_first_bad_minor(upper: bool) -> None:
+def test_cholesky_ends_at_the_first_bad_minor(upper: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    b = torch.randn(4, 5, 5)
-    a = b @ b.mT + torch.eye(5)
-    a[1, 3, 3], a[2, 0, 0], a[3, 4, 4] = -1, 0, -10
+    b = torch.randn(6, 5, 5, dtype=dtype)
+    a = b @ b.mH + torch.eye(5)
+    a[1, 3, 3], a[2, 0, 0], a[3, 4, 4], a[4], a[5, 2, 1] = -1, 0, -10, 0, float("nan")
+    a[5, 1, 2] = float("nan")
     like = torch.linalg.cholesky_ex(a, upper=upper)
     factor, info = _call("aten.linalg_cholesky_ex.default", (a,), like, upper=upper)
-    assert info.tolist() == like.info.tolist() == [0, 4, 1, 5]
-    _close(factor[0], like.L[0])
+    assert info.tolist() == like.info.tolist() == [0, 4, 1, 5, 1, 3]
+    torch.testing.assert_close(factor, like.L, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])

@@ -24,6 +24,7 @@ def install() -> None:
     _print_with_one_transfer()
     _settable_eager_mode()
     _hook_optimizers()
+    _average_by_tensor()
     _export_by_dlpack()
     _snapshot_by_accelerator()
     layouts.register_sparse()
@@ -112,6 +113,20 @@ def _hook_optimizers() -> None:
 
     register_optimizer_step_pre_hook(_before_optimizer_step)
     register_optimizer_step_post_hook(_after_optimizer_step)
+
+
+def _average_by_tensor() -> None:
+    """`AveragedModel` takes devices with foreach kernels by a path that refuses the integers of a
+    batch norm and reads its count on the host; the CPU's has each tensor by itself.
+    """
+    from torch.optim import swa_utils
+
+    devices = swa_utils._get_foreach_kernels_supported_devices
+
+    def supported() -> list[str]:
+        return [d for d in devices() if d != "tpu"]
+
+    swa_utils._get_foreach_kernels_supported_devices = supported
 
 
 def _before_optimizer_step(*args: Any) -> None:

@@ -25,39 +25,55 @@ def _adjoint(a: jax.Array) -> jax.Array:
     return jnp.conj(jnp.swapaxes(a, -1, -2))
 
 
-def first_bad_minor(a: jax.Array) -> jax.Array:
-    """Order of the first leading minor that is not positive definite, 0 if all are.
+def partial_factor(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cholesky factor up to the first leading minor that is not positive definite, and its order,
+    or 0 if all are.
 
-    Elimination without pivots, a column a step; only the lower triangle is read.
+    Elimination without pivots, a column a step; only the lower triangle is read. As LAPACK's
+    ``potf2`` does, it leaves the pivot that is not positive on the diagonal, and of the columns
+    that it does not reach what they were.
     """
     n = a.shape[-1]
-    rows = lax.iota(np.int32, n)
+    rows = lax.iota(np.int32, n)[:, None]
 
-    def step(i: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        a, info = state
-        column = lax.dynamic_slice_in_dim(a, i, 1, a.ndim - 1)
-        head = lax.dynamic_slice_in_dim(column, i, 1, a.ndim - 2)
-        bad = ~(jnp.real(head[..., 0, 0]) > 0)
-        info = jnp.where((info == 0) & bad, i + np.int32(1), info)
-        below = jnp.where((rows > i)[:, None], column, jnp.zeros((), a.dtype))
-        return a - below * _adjoint(below) / head, info
+    def step(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        rest, factor, info = state
+        column = lax.dynamic_slice_in_dim(rest, i, 1, a.ndim - 1)
+        pivot = jnp.real(lax.dynamic_slice_in_dim(column, i, 1, a.ndim - 2))
+        reached = info == 0
+        info = jnp.where(reached & ~(pivot[..., 0, 0] > 0), i + np.int32(1), info)
+        done = (info == 0)[..., None, None]
+        root = jnp.sqrt(pivot)
+        head = jnp.where(done, root, pivot).astype(a.dtype)
+        kept = lax.dynamic_slice_in_dim(factor, i, 1, a.ndim - 1)
+        made = jnp.where(done & (rows > i), column / root, kept)
+        made = jnp.where(reached[..., None, None] & (rows == i), head, made)
+        factor = lax.dynamic_update_slice_in_dim(factor, made, i, a.ndim - 1)
+        below = jnp.where(rows > i, column, jnp.zeros((), a.dtype))
+        return rest - below * _adjoint(below) / pivot, factor, info
 
-    start = (a, jnp.zeros(a.shape[:-2], np.int32))
-    return lax.fori_loop(np.int32(0), np.int32(n), step, start)[1]
+    start = (a, a, jnp.zeros(a.shape[:-2], np.int32))
+    _, factor, info = lax.fori_loop(np.int32(0), np.int32(n), step, start)
+    return factor, info
 
 
 @lowering("aten.linalg_cholesky_ex.default")
 def cholesky_ex(
     a: jax.Array, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Factorization; the failed minor is searched for only after a failure."""
+    """Factorization; where it fails, which leaves NaN, it is done again a column a step."""
     if a.size == 0:
         return a, jnp.zeros(a.shape[:-2], np.int32)
     a = _adjoint(a) if upper else a
     factor = lax.linalg.cholesky(a, symmetrize_input=False)
     failed = jnp.any(jnp.isnan(factor), axis=(-2, -1))
-    info = lax.cond(
-        jnp.any(failed), lambda: first_bad_minor(a), lambda: jnp.zeros(failed.shape, np.int32)
+
+    def again() -> tuple[jax.Array, jax.Array]:
+        partial, info = partial_factor(a)
+        return jnp.where((info == 0)[..., None, None], factor, partial), info
+
+    factor, info = lax.cond(
+        jnp.any(failed), again, lambda: (factor, jnp.zeros(failed.shape, np.int32))
     )
     factor = jnp.tril(factor)
     return (_adjoint(factor) if upper else factor), info
@@ -66,7 +82,10 @@ def cholesky_ex(
 @lowering("aten.cholesky.default")
 def cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
     """Factorization; NaN where PyTorch raises because ``a`` is not positive definite."""
-    return cholesky_ex(a, upper=upper)[0]
+    if a.size == 0:
+        return a
+    factor = jnp.tril(lax.linalg.cholesky(_adjoint(a) if upper else a, symmetrize_input=False))
+    return _adjoint(factor) if upper else factor
 
 
 @lowering("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")

@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from tpu_core.lowering.checks import Finding, check, has_elements
-from tpu_core.lowering.linalg import first_bad_minor
+from tpu_core.lowering.linalg import partial_factor
 from tpu_core.lowering.lu import first_zero
 
 _MINOR = (
@@ -95,7 +95,7 @@ def cholesky(a: jax.Array, upper: bool = False, *, result: Any) -> Iterator[Find
     lower = jnp.conj(jnp.swapaxes(a, -1, -2)) if upper else a
     info = lax.cond(
         jnp.any(failed),
-        lambda: first_bad_minor(lower),
+        lambda: partial_factor(lower)[1],
         lambda: jnp.zeros(failed.shape, np.int32),
     )
     yield from _of_info(info, "cholesky", _MINOR, torch.linalg.LinAlgError)

@@ -234,16 +234,22 @@ def std(x: jax.Array, dim: Dims = None, **options: Any) -> jax.Array:
 def vector_norm(x: jax.Array, p: float, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
     """The p-norm of ``x`` over ``axes``, in ``x``'s own real dtype."""
     if p == 2:
-        return lax.sqrt(sum_over(square_abs(x), axes, keepdim))
-    x = lax.abs(x)
+        return lax.sqrt(power_sum(x, p, axes, keepdim))
     if p == 0:
-        return sum_over((x != 0).astype(x.dtype), axes, keepdim)
-    if p == 1:
-        return sum_over(x, axes, keepdim)
+        return sum_over((x != 0).astype(lax.abs(x).dtype), axes, keepdim)
     if math.isinf(p):
+        x = lax.abs(x)
         return keep((lax.reduce_max if p > 0 else lax.reduce_min)(x, axes), x, axes, keepdim)
-    total = sum_over(lax.pow(x, np.asarray(p, x.dtype)), axes, keepdim)
-    return lax.pow(total, np.asarray(1.0 / p, x.dtype))
+    total = power_sum(x, p, axes, keepdim)
+    return total if p == 1 else lax.pow(total, np.asarray(1.0 / p, total.dtype))
+
+
+def power_sum(x: jax.Array, p: float, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
+    """The sum of ``|x|^p`` over ``axes``, in ``x``'s own real dtype."""
+    if p == 2:
+        return sum_over(square_abs(x), axes, keepdim)
+    x = lax.abs(x)
+    return sum_over(x if p == 1 else lax.pow(x, np.asarray(p, x.dtype)), axes, keepdim)
 
 
 @lowering("aten.linalg_vector_norm.default", static=("ord",))
@@ -257,6 +263,23 @@ def linalg_vector_norm(
 ) -> jax.Array:
     x = cast(x, op_math(to_numpy_dtype(dtype) if dtype is not None else x.dtype))
     return vector_norm(x, float(ord), axes_of(x, dim), keepdim)
+
+
+@lowering("aten.linalg__powsum.default", static=("ord",))
+def linalg_powsum(
+    x: jax.Array,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> jax.Array:
+    """A real ``dtype`` of a complex operand is that of the result, as the CPU has it."""
+    wanted = np.dtype(x.dtype if dtype is None else to_numpy_dtype(dtype))
+    wanted = np.dtype(op_math(wanted))
+    if np.dtype(x.dtype).kind == "c" and wanted.kind != "c":
+        wanted = np.result_type(wanted, np.complex64)
+    return power_sum(cast(x, wanted), float(ord), axes_of(x, dim), keepdim)
 
 
 @lowering(

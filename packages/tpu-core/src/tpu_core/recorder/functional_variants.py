@@ -225,13 +225,15 @@ def _is_ours(op: torch._ops.OpOverload) -> bool:
     )
 
 
-# Served by allocation and a copy, which shares memory where it can.
+# Served by allocation and copies, which share memory where they can.
 _KEPT_COMPOSITE = frozenset(
     f"aten.{name}"
     for name in (
         "clone.default _to_copy.default empty_like.default zeros_like.default ones_like.default "
         "full_like.default new_zeros.default new_ones.default new_full.default new_empty.default "
         "new_empty_strided.default rand_like.default randn_like.default randint_like.default "
-        "arange.out contiguous.default lift_fresh.default detach.default alias.default"
+        "arange.out contiguous.default lift_fresh.default detach.default alias.default "
+        # Their composites check more than the lists' shapes, requires_grad for one.
+        "unbind_copy.int_out split_copy.Tensor_out"
     ).split()
 )

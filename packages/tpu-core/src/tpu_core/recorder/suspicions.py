@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from tpu_core.lowering.dtypes import dtype_of_code
 from tpu_core.recorder.error_parity import has_no_more, size_of
 from tpu_core.recorder.error_parity import tensors as _tensors
 from tpu_core.recorder.functional_variants import is_out_variant, overload_name, written_arguments
@@ -139,7 +138,13 @@ _passed: set[tuple[Any, ...]] = set()
 def _dtypes_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, ...]:
     """The op with the dtypes, the types of numbers, and the names of methods of a call."""
     dtypes = tuple(x.dtype for x in _tensors(args))
-    names = tuple(x for x in args if isinstance(x, (torch.dtype, str)))
+    # The dispatcher has the number of a dtype in place of one.
+    given = zip(op._schema.arguments, args)
+    names = tuple(
+        x
+        for a, x in given
+        if isinstance(x, str) or (x is not None and "ScalarType" in str(a.real_type))
+    )
     return op, dtypes, names, tuple(frozenset(map(type, _numbers(a))) for a in args)
 
 
@@ -281,11 +286,14 @@ def _is_not(x: Any, dtype: torch.dtype) -> bool:
     return isinstance(x, torch.Tensor) and x.dtype is not dtype
 
 
-def _complex_for_reals(args: Arguments) -> bool:
-    dtype = args.get("dtype")
-    if isinstance(dtype, int):  # of a list op, as the dispatcher has it
-        dtype = dtype_of_code(dtype)
-    return dtype is not None and dtype.is_complex and not all(x.is_complex() for x in args["self"])
+def _list_norm(args: Arguments) -> bool:
+    return isinstance(args["ord"], bool) or args["dtype"] is not None
+
+
+def _outgrows_target(args: Arguments) -> bool:
+    """Return whether shapes differ where PyTorch computes in the memory of an operand's copy."""
+    optional = (args.get("weight"), args.get("pos_weight"))
+    return any(x is not None and x.shape != args["self"].shape for x in (args["target"], *optional))
 
 
 _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
@@ -309,7 +317,8 @@ _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     "index_select": _index_not_integer,
     "index_add": _source_shape,
     "searchsorted": lambda args: _is_not(args.get("sorter"), torch.int64),
-    "_foreach_norm": lambda args: isinstance(args["ord"], bool) or _complex_for_reals(args),
+    **dict.fromkeys("_foreach_norm _foreach_powsum".split(), _list_norm),
+    "binary_cross_entropy_with_logits": _outgrows_target,
     "bucketize": lambda args: args["boundaries"].dim() != 1,
     "masked_scatter": lambda args: args["mask"].dtype is not torch.bool,
     "random": _range,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tpu_core.extend import (
     BuildContext,
@@ -29,6 +31,20 @@ _MOST_DISJOINT = 3
 _MOST_PROGRAMS = 16
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _locked(method: _Method) -> _Method:
+    """A method of `Families` for one thread at a time."""
+
+    @functools.wraps(method)
+    def locked(self: Families, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, locked)
+
+
 @dataclass(slots=True)
 class _Family:
     """A program with many sizes, and those that are to have programs of their own."""
@@ -46,12 +62,15 @@ class Families:
     """
 
     def __init__(self, context: BuildContext, refused: Callable[[Segment, str], None]) -> None:
+        # What is known of a family changes in several steps, and with it what its programs compute.
+        self._lock = threading.RLock()
         self._context = context
         self._refused = refused
         self._padded = PaddedPrograms(context, package_digest("tpu_eager"))
         self._families: OrderedDict[str, _Family] = OrderedDict()
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
+    @_locked
     def remember(self, s: Segment, program: Program) -> None:
         """Take note of a segment that runs as it was recorded."""
         # Describing a training step takes as long as recording it, and many processes run but one.
@@ -74,20 +93,24 @@ class Families:
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
+    @_locked
     def form(self, s: Segment) -> str:
         """Digest of a segment without its sizes."""
         return self._padded.form(s)
 
+    @_locked
     def recurs(self, s: Segment) -> bool:
         """Return whether a segment's sizes recur, so that they have a program of their own."""
         family = self._families.get(self.form(s))
         return family is not None and family.promotion.own(s.key) is not None
 
+    @_locked
     def problem(self, s: Segment) -> str | None:
         """Reason that padded arrays do not serve a segment, where that is known."""
         family = self._families.get(self.form(s))
         return family.bucketed.problem if family else None
 
+    @_locked
     def comment(self, s: Segment, why: Any) -> Any:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""
         self._read()
@@ -100,6 +123,7 @@ class Families:
             return replace(why, text=f"{why.text}; not on padded arrays: {problem}")
         return why
 
+    @_locked
     def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
 
