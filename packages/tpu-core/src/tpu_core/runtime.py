@@ -162,8 +162,8 @@ def _choose() -> None:
 
 def _serve(client: Any, builder: Any) -> None:
     """Answer the extension's questions with a client and its programs."""
-    from tpu_core import host_reads, interruptible, memory_limit
-    from tpu_core.compiler import programs, state_init
+    from tpu_core import graph_capture, host_reads, interruptible, memory_limit
+    from tpu_core.compiler import programs, segment, state_init
     from tpu_core.padding import arrays
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
@@ -204,6 +204,8 @@ def _serve(client: Any, builder: Any) -> None:
         "read_words": checked.read,
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
+        "graph_failed": graph_capture.failed,
+        "dump_graph": segment.write_dot,
     }
     for function in callbacks.values():
         _keep_dynamo_out(function)

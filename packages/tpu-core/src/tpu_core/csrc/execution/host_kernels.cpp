@@ -2,6 +2,7 @@
 
 #include "execution/profiler.h"
 #include "execution/program.h"
+#include "recorder/capture.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
 #include "runtime/source_location.h"
@@ -466,6 +467,7 @@ at::Tensor memory_like(const Layout& l, const at::Tensor& values) {
 }
 
 at::Tensor host_alias(const at::Tensor& t, bool written) {
+  refuse_in_capture(static_cast<int16_t>(t.device().index()), "An op of the host");
   Cell* cell = cell_of(t);
   ValuePtr v;
   {
