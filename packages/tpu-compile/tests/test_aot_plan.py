@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import tpu_compile
 from tpu_compile.aot import process
+from tpu_compile.aot.api import STAGES
 from tpu_compile.aot.cli import app
 from tpu_core.errors import (
     DataDependentError,
@@ -61,6 +62,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     result = tpu(str(script), "--topology", "v5e:2x2", "--mesh", "data=2,model=2", *options)
     assert result.exit_code == 0, result.output
     assert "forward of Sequential on v5e:2x2 (data=2, model=2)" in result.output
+    # Progress in lines where stderr is no terminal, and none of it on stdout.
+    lines = [line for line in result.stderr.splitlines() if line.startswith("[")]
+    assert [line.split(" s  ")[1] for line in lines] == list(STAGES)
+    assert [line.split("]")[0] for line in lines] == [f"[{i}/4" for i in range(1, 5)]
+    assert lines[0] not in result.stdout
+    assert "\x1b" not in result.stderr
     return {**made, "script": script}
 
 

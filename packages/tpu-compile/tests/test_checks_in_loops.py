@@ -38,6 +38,27 @@ def _while(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return while_loop(lambda k, total: k < 3, body, start)[1]
 
 
+def _while_condition(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rounds while the next row's sum is small; the body has no check."""
+
+    def test(k: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return x[index + k].sum() + 0 * total < 20
+
+    start = torch.zeros((), dtype=torch.int64, device=x.device), torch.zeros((), device=x.device)
+    return while_loop(test, lambda k, total: (k + 1, total + 2), start)[1]
+
+
+def _while_both(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def test(k: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return x.take(index + k).sum() < 5
+
+    def body(k: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return k + 1, total + x[index + k].sum()
+
+    start = torch.zeros((), dtype=torch.int64, device=x.device), torch.zeros((), device=x.device)
+    return while_loop(test, body, start)[1]
+
+
 def _scan(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     def step(total: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = total + x.index_select(0, k.reshape(1)).sum()
@@ -72,6 +93,8 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...
         [(ONE, X, GOOD), (ONE, X, BAD), (-ONE, X, GOOD), (-ONE, X, i([1, 6, 0])), (ONE, X, GOOD)],
     ),
     "while_loop": (_while, [(X, i([1])), (X, i([2])), (X, i([-5])), (X, i([0]))]),
+    "condition": (_while_condition, [(X, i([1])), (X, i([4])), (X, i([-9])), (X - 9, i([1]))]),
+    "condition and body": (_while_both, [(X, i([1])), (X, i([-13])), (X - 20, i([1]))]),
     "scan": (_scan, [(X, GOOD), (X, BAD), (X, i([1, 2, -1])), (X, GOOD)]),
     "map": (_map, [(X, GOOD), (X, BAD), (X, GOOD)]),
     "nested": (_nested, [(X, i([0, 2, 3])), (X, i([0, 4, 1])), (X, i([-5, 2, 1])), (X, GOOD)]),

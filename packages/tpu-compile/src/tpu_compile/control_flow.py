@@ -24,7 +24,9 @@ from tpu_core.extend import BodyChecks, fold_in
 _HOPS = torch.ops.higher_order
 
 Results = tuple[Any, ...]
-_State = tuple[Any, Results, Results, Any]  # of a loop: round, values, kept values, word of checks
+# Of a loop: round, values, kept values, word of checks, whether there is another round; the last is
+# None where the condition is evaluated between the rounds.
+_State = tuple[Any, Results, Results, Any, Any]
 
 
 class Evaluator(Protocol):
@@ -126,19 +128,31 @@ def _rounds(
     """Number of rounds, what they carry at the end, and ``kept`` with what each round carried."""
     key, checks = call.key(), BodyChecks()
 
-    def cond_fun(state: _State) -> Any:
-        (truth,) = call.run(test, (*state[1], *others), key, state[0])
+    def again(values: Results, number: Any) -> Any:
+        (truth,) = call.run(test, (*values, *others), key, number)
         return _truth(truth)
 
+    def checked(word: Any, values: Results, number: Any) -> tuple[Any, Any]:
+        if not carries:
+            return word, None
+        word, truth = checks.run(word, lambda: again(values, number), 1)
+        # A condition that reads out of range might hold for ever.
+        return word, truth if word is None else truth & (word[0] == 0)
+
     def step(state: _State) -> _State:
-        number, values, kept, word = state
+        number, values, kept, word, _ = state
         word, results = checks.run(word, lambda: call.run(body, (*values, *others), key, number))
         results = tuple(r.astype(x.dtype) for r, x in zip(results, start, strict=True))
         kept = tuple(k.at[number].set(r, mode="drop") for k, r in zip(kept, results))
-        return number + 1, results, kept, word
+        return number + 1, results, kept, *checked(word, results, number + 1)
 
-    number, values, kept, word = lax.while_loop(
-        cond_fun, step, (np.uint32(0), start, kept, checks.start())
+    first = np.uint32(0)
+    # XLA takes nothing but the truth from a condition: one with checks is part of the round before.
+    carries = checks.has_any(lambda: again(start, first))
+    number, values, kept, word, _ = lax.while_loop(
+        lambda state: state[4] if carries else again(state[1], state[0]),
+        step,
+        (first, start, kept, *checked(checks.start(), start, first)),
     )
     checks.report(word)
     return number, values, kept

@@ -202,6 +202,8 @@ def _set_callbacks(client: Any, builder: Any) -> None:
         "read_words": checked.read,
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
+        "graph_failed": graph_capture.failed,
+        "dump_graph": segment.write_dot,
     }
     for name in ("miss", "compile", "new_state"):
         callbacks[name] = exit_calls.finished_at_exit(callbacks[name])

@@ -27,6 +27,7 @@ DEFERS: list[Callable[[], bool]] = []
 
 def synchronize(device: int) -> None:
     """Wait until everything recorded for ``device`` has run; its errors are raised here."""
+    _C.refuse_in_capture(device, "synchronize()")
     _C.flush_all(device, "synchronize")
     for array in _queued():
         _wait_for(array, device)
@@ -81,6 +82,7 @@ def is_ready(array: Any, device: int) -> bool:
 
 def query(device: int) -> bool:
     """Return whether the device is idle. Recorded ops are sent off first."""
+    _C.refuse_in_capture(device, "query() of a stream")
     _C.flush_all(device, "stream query")
     copied = all(c.done() for c in HOST_COPIES.pending(device))
     arrays = [*_queued(), _C.newest_array(device)]
@@ -145,12 +147,14 @@ class Marker:
 
     def query(self) -> bool:
         """Return whether the device has passed the marker."""
+        _C.refuse_in_capture(self.device, "query() of an event")
         arrays = self._place()
         copied = all(c.done() for c in self.copies)
         return copied and all(is_ready(array, self.device) for array in arrays)
 
     def synchronize(self) -> None:
         """Wait for the device to pass the marker."""
+        _C.refuse_in_capture(self.device, "synchronize() of an event")
         self._block()
         if self.done:
             self.done.wait()

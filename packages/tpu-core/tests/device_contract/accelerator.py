@@ -179,3 +179,19 @@ def check_accelerator_empty_host_cache() -> None:
     if hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.11 has no such function
         torch.accelerator.empty_host_cache()
     assert torch.ones(4).pin_memory().tolist() == [1.0] * 4
+
+
+def check_accelerator_graphs() -> None:
+    assert not torch.tpu.is_current_stream_capturing()
+    if not hasattr(torch.accelerator, "Graph"):  # torch 2.11
+        return
+    x = torch.zeros(3, device="tpu")
+    graph = torch.accelerator.Graph()
+    with torch.Stream(), graph:
+        assert torch.tpu.is_current_stream_capturing()
+        x += 1
+        y = x * 2
+    assert x.tolist() == [0, 0, 0]
+    for i in (1, 2):
+        graph.replay()
+        assert (x.tolist(), y.tolist()) == ([i] * 3, [2 * i] * 3)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -255,3 +257,21 @@ def lower(segment: Segment) -> bytes:
     with gc_control.paused(), jax_settings.lowering(), kernel_errors.raising_kernel_errors():
         lowered = jax.jit(run, keep_unused=True).lower(*avals)
     return pjrt.module_bytes(lowered, aliases(segment))
+
+
+def write_dot(path: str, exported: dict[str, Any]) -> None:
+    """Write a captured graph in the DOT language: ops with shapes and lines, edges for tensors."""
+    segment = Segment.from_export(exported)
+    rows = ["digraph captured {", "  node [shape=box];"]
+    makers: dict[int, int] = {}
+    for i, node in enumerate(segment.nodes):
+        results = [
+            f"{segment.slots[slot].dtype}{list(segment.slots[slot].shape)}"
+            for slot in node.outputs
+            if slot is not None
+        ]
+        label = "\n".join([node.name, ", ".join(results), node.line or ""]).rstrip()
+        rows.append(f"  n{i} [label={json.dumps(label)}];")
+        rows += [f"  n{makers[slot]} -> n{i};" for slot in node.operands if slot in makers]
+        makers.update({slot: i for slot in node.outputs if slot is not None})
+    Path(path).write_text("\n".join([*rows, "}", ""]))

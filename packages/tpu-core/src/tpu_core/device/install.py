@@ -136,6 +136,10 @@ def _before_optimizer_step(*args: Any) -> None:
         from tpu_core import memory_limit
 
         memory_limit.before_optimizer_step(*args)
+    if _C.is_initialized() and _C.is_capturing(_C.current_device()):
+        from tpu_core import graph_capture
+
+        graph_capture.before_optimizer_step(*args)
 
 
 def _after_optimizer_step(*_: Any) -> None:

@@ -60,6 +60,16 @@ def default_stream(device: Any = None) -> Stream:
     return Stream(stream_id=0, device_index=_index(device), device_type=kind)
 
 
+def is_current_stream_capturing() -> bool:
+    """Return whether ops of this thread on the current device are captured in a graph.
+
+    Example:
+        >>> torch.tpu.is_current_stream_capturing()
+        False
+    """
+    return _C.is_initialized() and _C.is_capturing(_C.current_device())
+
+
 def set_stream(stream: torch.Stream | None) -> None:
     """Make a stream the current one of its device."""
     if stream is not None:

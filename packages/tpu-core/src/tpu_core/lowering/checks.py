@@ -191,6 +191,21 @@ class BodyChecks:
         """The word before the first round; None, which holds no array, where nothing is checked."""
         return None if self._outer is None else jnp.zeros(WORD.shape, WORD.dtype)
 
+    def has_any(self, body: Callable[[], Any]) -> bool:
+        """True if anything in a body is checked; it is traced on shapes alone."""
+        if self._outer is None:
+            return False
+        level, found = self._outer.level, False
+
+        def probe() -> None:
+            nonlocal found
+            with checking(level) as findings:
+                body()
+            found = bool(findings.found)
+
+        jax.eval_shape(probe)
+        return found
+
     def run(
         self, word: jax.Array | None, body: Callable[[], Any], place: int = 0
     ) -> tuple[jax.Array | None, Any]:

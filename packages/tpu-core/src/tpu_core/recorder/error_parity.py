@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tpu_core.errors import GraphCaptureError
 from tpu_core.recorder.functional_variants import lowering_of, overload_name
 
 # Placeholders cost nothing until they are filled; a call that is all right after all does.
@@ -49,6 +50,9 @@ class Refused(Exception):
 
         try:
             return fallback.run_on_cpu(op, args, self.target)
+        except GraphCaptureError as error:  # the values are not there
+            error.add_note(f"PyTorch refuses this call: {op} outside of the capture says why.")
+            raise
         except _ERRORS as error:
             # PyTorch's error for the user's call, without the frames below it. A kernel names its
             # device there: `"bitwise_and_cpu" not implemented for 'Float'`.

@@ -10,6 +10,7 @@
 #include "execution/program.h"
 #include "recorder/async_value.h"
 #include "recorder/call.h"
+#include "recorder/capture.h"
 #include "recorder/checks.h"
 #include "recorder/record.h"
 #include "recorder/tensors.h"
@@ -202,7 +203,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_device", &current_device);
   m.def("set_current_device", &set_current_device);
   m.def("default_generator", [](int device) { return default_generator(device); });
+  m.def("is_capturing", [](int device) { return is_capturing(static_cast<int16_t>(device)); });
+  m.def("refuse_in_capture", [](int device, const char* what) {
+    refuse_in_capture(static_cast<int16_t>(device), what);
+  });
   m.def("next_seed", [](const at::Generator& generator) {
+    // The numbers would be arguments of an op, the same in each replay.
+    refuse_in_capture(
+        static_cast<int16_t>(generator.device().index()), "A random op of a compiled graph");
     Lock lock(g_mutex, std::defer_lock);
     acquire(lock);
     return next_seed(generator, -1);

@@ -2,6 +2,7 @@
 
 #include "execution/host_kernels.h"
 #include "execution/profiler.h"
+#include "recorder/capture.h"
 #include "recorder/threads.h"
 #include "recorder/tier_key.h"
 #include "runtime/source_location.h"
@@ -52,7 +53,8 @@ bool is_direct(const OpDescription& d) {
 
 DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args, bool takes_functions)
     : d_(d), args_(args) {
-  if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling()) return;
+  if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling() || any_captures())
+    return;
   if (d.random) function_ = takes_functions ? host_draw(d, args) : nullptr;
   if (d.random && !function_) return;
   const Mode& m = mode();

@@ -1,5 +1,6 @@
 #include "execution/host_memory.h"
 
+#include "recorder/capture.h"
 #include "recorder/tensors.h"
 #include "recorder/trace.h"
 #include "values/memory.h"
@@ -113,6 +114,7 @@ at::Tensor alias_of(const at::Tensor& t, const at::Tensor& host) {
 }
 
 at::Tensor host_alias(const at::Tensor& t, bool written) {
+  refuse_in_capture(static_cast<int16_t>(t.device().index()), "An op of the host");
   Cell* cell = cell_of(t);
   ValuePtr v;
   {

@@ -71,19 +71,6 @@ std::vector<size_t> range(size_t begin, size_t end) {
   return all;
 }
 
-// For each node the slots that no later one reads or makes: the segment lets go of them there.
-std::vector<std::vector<uint32_t>> last_uses(const Segment& s) {
-  std::vector<uint32_t> last(s.slots.size(), 0);
-  for (uint32_t i = 0; i < s.nodes.size(); ++i) {
-    const auto& n = s.nodes[i];
-    for (uint32_t k = 0; k < n.operands + n.outputs; ++k)
-      if (const auto slot = s.refs[n.refs + k]; slot != kNoSlot) last[slot] = i;
-  }
-  std::vector<std::vector<uint32_t>> ending(s.nodes.size());
-  for (uint32_t slot = 0; slot < last.size(); ++slot) ending[last[slot]].push_back(slot);
-  return ending;
-}
-
 // Runs a part; the error of an op that failed. An interruption, which leaves the part as it was, is
 // returned once the part has run nevertheless.
 std::optional<PythonError> run_part(Segment& part, Cut& c) {
@@ -103,6 +90,18 @@ std::optional<PythonError> run_part(Segment& part, Cut& c) {
 }
 
 }  // namespace
+
+std::vector<std::vector<uint32_t>> last_uses(const Segment& s) {
+  std::vector<uint32_t> last(s.slots.size(), 0);
+  for (uint32_t i = 0; i < s.nodes.size(); ++i) {
+    const auto& n = s.nodes[i];
+    for (uint32_t k = 0; k < n.operands + n.outputs; ++k)
+      if (const auto slot = s.refs[n.refs + k]; slot != kNoSlot) last[slot] = i;
+  }
+  std::vector<std::vector<uint32_t>> ending(s.nodes.size());
+  for (uint32_t slot = 0; slot < last.size(); ++slot) ending[last[slot]].push_back(slot);
+  return ending;
+}
 
 void run_apart(Segment& s, const PythonError& error) {
   const size_t n = s.nodes.size();

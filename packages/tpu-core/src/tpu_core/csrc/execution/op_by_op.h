@@ -13,6 +13,9 @@ namespace tpu {
 // left out. Its values stay in `s` as well, so that all of them are results and none is donated.
 Segment part_of(const Segment& s, const std::vector<size_t>& nodes);
 
+// For each node the slots that no later one reads or makes: the segment lets go of them there.
+std::vector<std::vector<uint32_t>> last_uses(const Segment& s);
+
 // Runs a segment that cannot be compiled in parts, so that only the op at fault and what depends on it
 // fail. The caller raises the error.
 void run_apart(Segment& s, const PythonError& error);

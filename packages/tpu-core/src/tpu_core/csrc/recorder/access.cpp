@@ -1,5 +1,7 @@
 // How an operand lies in its storage's value: all of it, a window, or anything else.
 #include "recorder/call.h"
+#include "recorder/capture.h"
+#include "recorder/threads.h"
 #include "recorder/tier_key.h"
 
 #include <cstdint>
@@ -93,6 +95,8 @@ void resolve_access(Call& c, Access& a) {
   TPU_ASSERT_LOCKED();
   const auto& t = *a.tensor;
   a.cell = cell_of(t);
+  if (any_captures())
+    if (auto& capture = current_trace(a.cell->device)->capture) capture->touch(a.cell, t);
   a.value = a.cell->value;
   settle_type(*a.value, t);
   hash_geometry(c.hasher, t);

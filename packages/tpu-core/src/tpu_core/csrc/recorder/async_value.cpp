@@ -9,6 +9,7 @@
 #include "recorder/async_value.h"
 
 #include "recorder/call.h"
+#include "recorder/capture.h"
 #include "recorder/checks.h"
 #include "recorder/tensors.h"
 #include "recorder/trace.h"
@@ -75,6 +76,7 @@ class Operand {
   // The tensor, or a copy whose storage holds just its elements in their order.
   static at::Tensor whole(const at::Tensor& t) {
     ensure_initialized();
+    refuse_in_capture(static_cast<int16_t>(t.device().index()), "A collective");
     if (!t.is_conj() && !t.is_neg() && is_whole(t)) return t;
     WithoutGil no_gil;
     const at::NoGradGuard no_grad;
@@ -160,6 +162,7 @@ class Promise {
 
 // A promise for a tensor that is all of its storage, in order; else null.
 std::unique_ptr<Promise> promise(const at::Tensor& t) {
+  refuse_in_capture(static_cast<int16_t>(t.device().index()), "A collective");
   const bool all = t.is_contiguous() && !t.is_conj() && !t.is_neg() && t.storage_offset() == 0 &&
       t.nbytes() == t.storage().nbytes();
   return all ? std::make_unique<Promise>(t) : nullptr;

@@ -365,11 +365,13 @@ std::pair<uint64_t, uint64_t> draw_seed(
   return next_seed(generator, device);
 }
 
+std::array<uint64_t, 4> seed_words(std::pair<uint64_t, uint64_t> seed_and_offset) {
+  const auto [seed, offset] = seed_and_offset;
+  return {seed & 0xffffffffull, seed >> 32, offset & 0xffffffffull, offset >> 32};
+}
+
 void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) {
-  const auto [seed, offset] = draw_seed(c, d, args, n);
-  for (uint64_t word : std::array<uint64_t, 4>{
-           seed & 0xffffffffull, seed >> 32, offset & 0xffffffffull, offset >> 32})
-    add_number(c, word, Pack::I32, false);
+  for (uint64_t word : seed_words(draw_seed(c, d, args, n))) add_number(c, word, Pack::I32, false);
 }
 
 void settle_type(Value& v, const at::Tensor& t) {

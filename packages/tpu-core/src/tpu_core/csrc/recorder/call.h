@@ -4,6 +4,7 @@
 #include "recorder/record.h"
 #include "recorder/trace.h"
 
+#include <array>
 #include <forward_list>
 #include <memory>
 #include <utility>
@@ -43,6 +44,8 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
 // Seed and offset of a random op, advancing the generator.
 std::pair<uint64_t, uint64_t> draw_seed(
     Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
+// Both as the numbers of a node.
+std::array<uint64_t, 4> seed_words(std::pair<uint64_t, uint64_t> seed_and_offset);
 // Adds seed and offset of a random op to the numbers, advancing the generator.
 void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
 void hash_layout(Hasher& h, const Layout& l);

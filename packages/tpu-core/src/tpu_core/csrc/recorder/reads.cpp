@@ -3,6 +3,7 @@
 #include "execution/host_memory.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
+#include "recorder/capture.h"
 #include "recorder/checks.h"
 #include "recorder/tensors.h"
 #include "recorder/trace.h"
@@ -91,6 +92,12 @@ void raise_checks_of(const Value& value) {
   raise_checks(value.device, is_kernels ? launches() : value.launch);
 }
 
+// A graph that is captured does not run, so that its results are not there to be read.
+void refuse_read(int16_t device, const char* reason) {
+  if (!any_captures()) return;
+  refuse_in_capture(device, ("A read of the device (" + std::string(reason) + ")").c_str());
+}
+
 // A tensor on the host whose value is settled.
 at::Tensor read_settled(const at::Tensor& t, Value& value, const char* reason) {
   const auto& l = value.layout;
@@ -123,6 +130,7 @@ at::Tensor host_memory(const ValuePtr& value) {
 
 at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
   ensure_initialized();
+  refuse_read(value->device, reason);
   {
     WithoutGil no_gil;
     Lock lock(g_mutex);
@@ -137,6 +145,7 @@ at::Tensor read_bytes(const ValuePtr& value, const char* reason) {
 at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
   if (t.numel() == 0) return at::empty(t.sizes(), t.options().device(at::kCPU));
   ensure_initialized();
+  refuse_read(static_cast<int16_t>(t.device().index()), reason);
   ValuePtr value;
   {
     WithoutGil no_gil;
@@ -151,6 +160,7 @@ at::Tensor read_tensor(const at::Tensor& t, const char* reason) {
 }
 
 py::object array_of_value(const ValuePtr& value, const char* reason) {
+  refuse_read(value->device, reason);
   {
     WithoutGil no_gil;
     Lock lock(g_mutex);
@@ -162,6 +172,7 @@ py::object array_of_value(const ValuePtr& value, const char* reason) {
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t) {
   if (!is_pinned(host.const_data_ptr())) return false;
   ensure_initialized();
+  refuse_read(static_cast<int16_t>(t.device().index()), "copy to pinned memory");
   const auto whole = own_value(t);  // shares the value where it is whole
   ValuePtr value;
   {

@@ -4,6 +4,7 @@
 #include "execution/host_kernels.h"
 #include "execution/profiler.h"
 #include "recorder/call.h"
+#include "recorder/capture.h"
 #include "recorder/checks.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
@@ -36,23 +37,6 @@ const Signature* zeros_signature(const Layout& l) {
     s->fresh.emplace_back(l);
   }
   return s.get();
-}
-
-// The slot of a value that a node reads. Uninitialised memory reads as zeros.
-uint32_t operand_slot(Trace* trace, Cell* cell, ValuePtr v, const Line& line) {
-  if (v->state != State::Uninitialized) return trace->input_slot(std::move(v));
-  auto& s = trace->current;
-  if (v->stamp == s.stamp) return v->slot;
-  const auto* zeros = zeros_signature(v->layout);
-  auto fresh = make_value(v->layout, v->nbytes, v->device, State::Pending);
-  const auto refs = static_cast<uint32_t>(s.refs.size());
-  const auto slot = trace->output_slot(fresh);
-  s.refs.push_back(slot);
-  s.nodes.push_back({zeros, refs, 0, 1, static_cast<uint32_t>(s.numbers.size()), line});
-  s.hasher.add(zeros->hash);
-  s.hasher.add(slot);
-  if (cell->value == v) cell->value = fresh;
-  return slot;
 }
 
 at::Tensor new_tensor(const Layout& l, int16_t device, ValuePtr& value) {
@@ -110,6 +94,25 @@ void forget(std::unique_ptr<T> superseded) {
 }
 
 }  // namespace
+
+uint32_t operand_slot(Trace* trace, Cell* cell, ValuePtr v, const Line& line) {
+  // A graph reads the storages that were there before it whatever they hold, but for empty ones.
+  const auto& capture = trace->capture;
+  const bool is_input = v->state != State::Uninitialized || (capture && !capture->is_own(cell));
+  if (is_input && (!capture || cell->address)) return trace->input_slot(std::move(v));
+  auto& s = trace->current;
+  if (v->stamp == s.stamp) return v->slot;
+  const auto* zeros = zeros_signature(v->layout);
+  auto fresh = make_value(v->layout, v->nbytes, v->device, State::Pending);
+  const auto refs = static_cast<uint32_t>(s.refs.size());
+  const auto slot = trace->output_slot(fresh);
+  s.refs.push_back(slot);
+  s.nodes.push_back({zeros, refs, 0, 1, static_cast<uint32_t>(s.numbers.size()), line});
+  s.hasher.add(zeros->hash);
+  s.hasher.add(slot);
+  if (cell->value == v) cell->value = fresh;
+  return slot;
+}
 
 void call_python(
     py::handle handler, const OpDescription& d, const c10::OperatorHandle& op,
@@ -230,6 +233,7 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
     Call c;
     gather(c, d, args, d.policies.size());
     Trace* trace = current_trace(c.device < 0 ? current_device() : c.device);
+    if (trace->capture) return false;
     auto& tiering = trace->tiering;
     const auto op = recorded.op = tier_key(d, args);
     if (may_record) {
@@ -325,6 +329,10 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
       remember_draw(trace->current, c.draw);
     }
     append(trace, c, signature, recorded);
+    if (trace->capture) {
+      if (c.draw.defined()) trace->capture->add_draw(c.draw);
+      return recorded;
+    }
     if (is_tiered) trace->tiering.recorded(recorded.op);
     c.reads.clear();  // what is alive at a cut must not be for this call's sake
     c.writes.clear();

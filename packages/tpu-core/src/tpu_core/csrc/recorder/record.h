@@ -103,6 +103,9 @@ bool has_lazy_bits(const c10::IValue* args, size_t n);
 void record_resolved(
     const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// The slot of a value that a node reads. Uninitialised memory reads as zeros. Needs g_mutex.
+uint32_t operand_slot(Trace* trace, Cell* cell, ValuePtr v, const Line& line);
+
 // The kernel of an overload: a Recorder, or one that needs no boxing.
 torch::CppFunction kernel_of(const c10::OperatorHandle& op);
 

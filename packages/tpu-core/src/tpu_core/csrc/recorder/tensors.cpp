@@ -4,6 +4,7 @@
 #include "execution/profiler.h"
 #include "execution/program.h"
 #include "recorder/call.h"
+#include "recorder/capture.h"
 #include "recorder/record.h"
 #include "recorder/trace.h"
 #include "runtime/torch_compat.h"
@@ -204,6 +205,7 @@ at::Tensor host_copy(const at::Tensor& cpu, at::ScalarType dtype) {
 
 void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
   const auto device = static_cast<int16_t>(self.device().index());
+  refuse_in_capture(device, "A copy from the host");
   if (is_pinned(src.const_data_ptr())) {  // an earlier copy may still have to write it
     py::gil_scoped_acquire gil;
     callback("finish_host_copies")();
@@ -239,6 +241,8 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& src) {
 
 // Storages may share a value until one is written, unless that would change its dims ([1, n] to [n]).
 bool share_value(const at::Tensor& self, const at::Tensor& src) {
+  if (is_capturing(static_cast<int16_t>(self.device().index())))
+    return false;  // it is an op of the graph
   if (self.device() != src.device() || self.scalar_type() != src.scalar_type() ||
       self.sizes() != src.sizes() || self.strides() != src.strides())
     return false;
@@ -257,6 +261,8 @@ bool share_value(const at::Tensor& self, const at::Tensor& src) {
 }
 
 at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
+  refuse_in_capture(static_cast<int16_t>(src.device().index()), "A copy to another device");
+  refuse_in_capture(device, "A copy from another device");
   auto contiguous = src.contiguous();
   ValuePtr value;
   {
@@ -478,7 +484,10 @@ at::Tensor to_device(const at::Tensor& cpu, int16_t device) {
 }
 
 at::Tensor own_value(const at::Tensor& t) {
-  const auto strides = c10::contiguous_strides(t.sizes());
+  return own_value(t, c10::contiguous_strides(t.sizes()));
+}
+
+at::Tensor own_value(const at::Tensor& t, at::IntArrayRef strides) {
   auto out =
       make_empty(t.sizes(), strides, t.scalar_type(), static_cast<int16_t>(t.device().index()));
   if (t.numel()) record_copy(out, t, false);

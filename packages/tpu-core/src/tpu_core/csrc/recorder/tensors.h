@@ -25,5 +25,7 @@ py::object array_of_value(const ValuePtr& value, const char* reason);
 bool copy_to_pinned(const at::Tensor& host, const at::Tensor& t);
 // A contiguous copy whose storage's value has the tensor's own shape, whatever that of `t` has.
 at::Tensor own_value(const at::Tensor& t);
+// The same with these strides.
+at::Tensor own_value(const at::Tensor& t, at::IntArrayRef strides);
 
 }  // namespace tpu

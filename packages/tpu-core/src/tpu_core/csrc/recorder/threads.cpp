@@ -29,7 +29,7 @@ struct ThreadTraces {
     Lock lock(g_mutex, std::try_to_lock);  // may hold the GIL, so it must not wait
     if (!lock) return;
     for (auto* t : by_device)
-      if (t && t->current.nodes.empty()) delete t;
+      if (t && t->current.nodes.empty() && !t->capture) delete t;
   }
 };
 // Read by any thread without a lock: a mode that was the default once stays where it is.

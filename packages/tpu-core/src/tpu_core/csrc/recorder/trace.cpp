@@ -3,6 +3,7 @@
 #include "execution/host_kernels.h"
 #include "execution/program.h"
 #include "execution/state_init.h"
+#include "recorder/capture.h"
 #include "recorder/checks.h"
 #include "recorder/threads.h"
 #include "runtime/python.h"
@@ -45,6 +46,7 @@ thread_local Segment t_spare;
 void await_input(const ValuePtr& v, Lock& lock) {
   while (true) {
     if (v->state == State::Pending) {
+      if (v->trace->capture) refuse_captured_value(lock);
       try {
         flush(v->trace, lock, "another thread's value");
       } catch (const PythonError&) {
@@ -158,6 +160,7 @@ uint32_t Trace::output_slot(ValuePtr v) {
 
 void flush(Trace* trace, Lock& lock, const char* cut) {
   TPU_ASSERT_LOCKED();
+  if (trace->capture) return;
   if (cut != kForHost) trace->tiering.end();
   if (trace->current.nodes.empty()) return;
   if (cut != kCutAtRepetition && cut != kCutAtBound) trace->cut_points.forced_cut();
@@ -212,7 +215,10 @@ bool put_back(Trace* trace, Segment& s) {
 void settle(const ValuePtr& v, Lock& lock, const char* cut) {
   while (true) {
     switch (v->state) {
-      case State::Pending: flush(v->trace, lock, cut); break;
+      case State::Pending:
+        if (v->trace->capture) refuse_captured_value(lock);
+        flush(v->trace, lock, cut);
+        break;
       case State::Running: wait_for_change(lock); break;
       case State::Failed: v->failure->raise();
       default: return;

@@ -20,6 +20,8 @@
 
 namespace tpu {
 
+class Capture;  // capture.h
+
 // The array that a lifted number travels in.
 enum class Pack : uint8_t { F32, F64, I32, I64 };
 constexpr int kPacks = 4;
@@ -78,7 +80,8 @@ struct Trace {
   Segment current;
   CutPoints cut_points;
   Tiering tiering;
-  const char* cut_due = nullptr;  // why the next op starts a new segment
+  const char* cut_due = nullptr;     // why the next op starts a new segment
+  std::unique_ptr<Capture> capture;  // while its ops are captured: it is not cut then
   void restart();
   uint32_t input_slot(ValuePtr v);
   uint32_t output_slot(ValuePtr v);

@@ -1,6 +1,9 @@
 // What differs between the supported releases of torch. Each branch names the release that needs it.
 #pragma once
 
+#if __has_include(<ATen/core/GraphImplInterface.h>)
+#include <ATen/core/GraphImplInterface.h>
+#endif
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
 
@@ -29,6 +32,11 @@ NodePtr<T> make_node(Args&&... args) {
   return c10::make_intrusive<T>(std::forward<Args>(args)...);
 }
 
+#endif
+
+// `torch.accelerator.Graph`: from torch 2.13 on.
+#if __has_include(<ATen/core/GraphImplInterface.h>)
+#define TPU_HAS_GRAPHS
 #endif
 
 // Whether the length of a range of int64 follows from the numbers that are given, if any is a float,

@@ -1,5 +1,6 @@
 #include "values/device.h"
 
+#include "recorder/capture.h"
 #include "runtime/locks.h"
 #include "runtime/python.h"
 #include "values/memory.h"
@@ -48,10 +49,14 @@ class TpuGenerator final : public c10::GeneratorImpl {
   static c10::DeviceType device_type() { return c10::kPrivateUse1; }
 
   void set_current_seed(uint64_t seed) override {
+    refuse_seeding();
     state_->seed = seed;
     state_->offset = 0;
   }
-  void set_offset(uint64_t offset) override { state_->offset = offset; }
+  void set_offset(uint64_t offset) override {
+    refuse_seeding();
+    state_->offset = offset;
+  }
   uint64_t get_offset() const override { return state_->offset; }
   uint64_t current_seed() const override { return state_->seed; }
   uint64_t seed() override {
@@ -59,6 +64,7 @@ class TpuGenerator final : public c10::GeneratorImpl {
     return state_->seed;
   }
   void set_state(const c10::TensorImpl& state) override {
+    refuse_seeding();
     TORCH_CHECK(
         state.device().is_cpu() && state.dtype().Match<uint8_t>() && state.is_contiguous(),
         "RNG state must be a contiguous torch.ByteTensor on the CPU.");
@@ -77,6 +83,7 @@ class TpuGenerator final : public c10::GeneratorImpl {
   }
   // As on CUDA, the "graph-safe" state is shared, not copied.
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
+    refuse_seeding();
     auto* other = dynamic_cast<TpuGenerator*>(state.get());
     TORCH_CHECK(other, "graphsafe_set_state: expected a generator on device 'tpu'.");
     state_ = other->state_;
@@ -98,6 +105,10 @@ class TpuGenerator final : public c10::GeneratorImpl {
     copy->seed = state_->seed;
     copy->offset = state_->offset;
     return new TpuGenerator(device().index(), std::move(copy));
+  }
+  // A replay goes on where the generator is.
+  void refuse_seeding() const {
+    refuse_in_capture(device().index(), "Setting the state of a generator");
   }
   c10::intrusive_ptr<RandomState> state_;
 };

@@ -1,6 +1,7 @@
 #include "values/memory.h"
 
 #include "execution/profiler.h"
+#include "recorder/capture.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
 #include "recorder/trace.h"
@@ -248,6 +249,7 @@ c10::DataPtr allocate(ValuePtr value) {
   }
   cell->value = std::move(value);
   if (!cell->address) g_storages.lock()->empty.insert(cell);
+  note_allocated(cell);
   return {cell->address, cell, &free_cell, c10::Device(c10::kPrivateUse1, device)};
 }
 
@@ -362,6 +364,8 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
   const size_t old = storage->nbytes();
   if (nbytes == old) return;
   const auto device = cell->device;
+  if (is_capturing(device) && old && !is_made_in_capture(cell))
+    refuse_in_capture(device, "resize_ of a storage that is older than the graph");
   Layout bytes{at::kByte, {static_cast<int64_t>(nbytes)}, {1}, true};
   // A storage that is emptied and restored, as FSDP frees parameters, keeps its type: the programs
   // that use it stay the same.

@@ -1,0 +1,34 @@
+"""Errors of captured graphs."""
+
+from __future__ import annotations
+
+from tpu_core.errors.base import TpuError
+
+
+class GraphCaptureError(TpuError):
+    """A graph of `torch.accelerator.Graph` could not be captured or replayed.
+
+    **How it happens.** Between `capture_begin()` and `capture_end()` ops are recorded and do not
+    run, so that nothing they compute can be read: `.item()`, `print`, `.cpu()`, an `if` on a
+    tensor, an op whose result's size depends on values (`nonzero`, a mask as index), an op without
+    a lowering. Nor can a graph hold copies from the host (`torch.tensor(..., device="tpu")`), a
+    wait for the device, collectives, a new state of a generator, random ops of compiled graphs, or
+    a step of an optimizer that counts on the host. A replay raises where the capture failed, or
+    where a storage that the graph uses has another size by then.
+
+    ```pycon
+    >>> with torch.accelerator.Graph():
+    ...     loss = model(x).sum()
+    ...     loss.item()
+    GraphCaptureError: [TPU1023] A read of the device (item) was called while a graph was captured.
+    ```
+
+    **How to fix it.** Make tensors before the capture and fill them with `copy_` between replays;
+    read results after `replay()`. `torch.optim.Adam(..., capturable=True)` counts on the device.
+    """
+
+    code = "TPU1023"
+    remedy = (
+        "Make tensors before the capture, fill them with copy_() between replays, and read "
+        "results after replay()."
+    )
