@@ -165,7 +165,7 @@ def _apply_config() -> None:
 
 def _set_callbacks(client: Any, builder: Any) -> None:
     """Give the extension the functions of Python that it calls: ``callback("name")`` there."""
-    from tpu_core import exit_calls, host_reads, interruptible, memory_limit
+    from tpu_core import exit_calls, graph_capture, host_reads, interruptible, memory_limit
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
     from tpu_core.pjrt import padded_array as arrays
@@ -203,7 +203,6 @@ def _set_callbacks(client: Any, builder: Any) -> None:
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
         "graph_failed": graph_capture.failed,
-        "dump_graph": segment.write_dot,
     }
     for name in ("miss", "compile", "new_state"):
         callbacks[name] = exit_calls.finished_at_exit(callbacks[name])

@@ -18,7 +18,7 @@ from tpu_core.compiler.programs import (
     source_versions,
 )
 from tpu_core.compiler.providers import Part, ProgramProvider, ProgramRequest, ProviderFactory
-from tpu_core.compiler.segment import Segment
+from tpu_core.compiler.segment import Segment, write_dot
 from tpu_core.compiler.spanning import SpanningPrograms
 from tpu_core.interruptible import wait_for
 from tpu_core.pjrt import client as pjrt
@@ -114,6 +114,7 @@ class ProgramBuilder:
             "program_due": self.due,
             "new_state": state_init.of_export,
             "segment_failed": segment_failed,
+            "dump_graph": write_dot,
             "inspect": self._inspect,
         }
 

@@ -53,7 +53,8 @@ bool is_direct(const OpDescription& d) {
 
 DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args, bool takes_functions)
     : d_(d), args_(args) {
-  if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling() || any_captures())
+  if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling() ||
+      any_captures())
     return;
   if (d.random) function_ = takes_functions ? host_draw(d, args) : nullptr;
   if (d.random && !function_) return;
