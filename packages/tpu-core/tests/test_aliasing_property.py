@@ -12,17 +12,16 @@ import torch
 
 from aliasing.programs import Program, failure, shrunk
 from tpu_core import _C, modes
-from tpu_core.compiler import background
 from tpu_core.config import override
+from tpu_eager.background import scheduler
+from tpu_eager.fused import background, bucketed
 
 # Every op its own program; cut at any place; the whole program at once.
 STRICT = modes.STRICT
 PARTS = modes.Mode("parts", max_ops=5)
 WHOLE = modes.Mode("whole", max_ops=0)
 # As tpu-eager's: on padded arrays, and op by op while another process compiles.
-FUSED = modes.Mode(
-    "fused", max_ops=2000, cut_at_repetitions=True, pads=True, compiles_in_background=True
-)
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed, background))
 
 
 def check(mode: modes.Mode, seeds: range) -> None:
@@ -49,7 +48,7 @@ def test_hundreds_of_programs(mode: modes.Mode, count: int) -> None:
 
 
 def test_programs_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_SHARE", float("inf"))
+    monkeypatch.setattr(scheduler, "_SHARE", float("inf"))
     before = torch.tpu.metrics()["pieces"]
     check(FUSED, range(500, 560))
     assert torch.tpu.metrics()["pieces"] > before + 60

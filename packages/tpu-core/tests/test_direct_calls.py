@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from tpu_core import modes
 from tpu_core.metrics import METRICS
+from tpu_eager.fused import bucketed
 
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 @pytest.fixture(autouse=True, params=["host", "restless", "compiled"])

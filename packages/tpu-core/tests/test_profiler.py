@@ -21,11 +21,12 @@ from tpu_core import _C, modes
 from tpu_core.pjrt import profiling
 from tpu_core.profiler import xplane
 from tpu_core.profiler.rows import Kind, Row, op_name, short_name
+from tpu_eager.fused import bucketed
 
 HERE = Path(__file__).name
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=False)
-PADDED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, pads=True)
+FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True)
+PADDED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 @pytest.fixture(autouse=True)
