@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tpu_core.comparison import Comparison
+from tpu_core.comparison.products import TpuProducts, tpu_products
 
 
 class Block(nn.Module):
@@ -115,6 +116,121 @@ def test_autocast_and_precision_are_those_in_force() -> None:
     assert halves.first is None and {r.dtype for r in halves.rows} == {torch.bfloat16}
 
 
+def parts(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float32 tensor as two of bfloat16, in float64."""
+    high = t.to(torch.bfloat16).float()
+    return high.double(), (t - high).to(torch.bfloat16).double()
+
+
+def test_emulated_products_are_of_bfloat16_operands() -> None:
+    torch.manual_seed(0)
+    a, b, c = torch.randn(5, 7), torch.randn(7, 3), torch.randn(3)
+    (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
+    medium = a_high @ b_high
+    high = medium + a_high @ b_low + a_low @ b_high
+    for precision, expected in (("medium", medium), ("high", high)):
+        with TpuProducts(precision) as products:
+            found = [
+                a @ b,
+                torch.addmm(c, a, b, beta=2, alpha=3),
+                (a[None] @ b[None])[0],
+                a @ b[:, 0],
+            ]
+            found.append(nn.functional.linear(a, b.mT, c))
+        assert products.count == 5
+        wanted = [expected, 2 * c + 3 * expected, expected, expected[:, 0], expected + c]
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x, y.float(), rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(medium.float(), a @ b, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(high.float(), a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["medium", "high"])
+def test_emulated_convolutions_and_their_gradients(precision: str) -> None:
+    torch.manual_seed(0)
+    x, w, g = torch.randn(2, 4, 8, 8), torch.randn(6, 2, 3, 3), torch.randn(2, 6, 4, 4)
+    options = {"stride": 2, "padding": 1, "groups": 2}
+    bias = torch.randn(6, requires_grad=True)
+    leaves = [t.clone().requires_grad_() for t in (x, w)]
+    with tpu_products(precision):
+        y = nn.functional.conv2d(*leaves, bias, **options)
+        y.backward(g)
+
+    def rounded(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        high, low = zip(*map(parts, tensors))
+        return [high] if precision == "medium" else [high, (high[0], low[1]), (low[0], high[1])]
+
+    conv = nn.functional.conv2d
+    wanted = sum(conv(a, b, **options) for a, b in rounded(x, w)) + bias.double().view(-1, 1, 1)
+    torch.testing.assert_close(y, wanted.float(), rtol=1e-5, atol=1e-5)
+    of_x = sum(nn.grad.conv2d_input(x.shape, b, a, **options) for a, b in rounded(g, w))
+    of_w = sum(nn.grad.conv2d_weight(b, w.shape, a, **options) for a, b in rounded(g, x))
+    torch.testing.assert_close(leaves[0].grad, of_x.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(leaves[1].grad, of_w.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(bias.grad, g.sum((0, 2, 3)))
+
+
+def test_products_of_a_tpu_are_compared() -> None:
+    model, x = blocks(), torch.randn(2, 5, 16)
+    exact, high, medium = (
+        torch.tpu.compare(model, x, emulate=precision) for precision in (None, "high", "medium")
+    )
+    errors = [r.rows[-1].accumulated for r in (exact, high, medium)]
+    assert errors[0] < errors[1] < errors[2] / 50 and 1e-4 < errors[2] < 0.1
+    # In roundings of a product's operands the layers are right, and a layer without products is
+    # judged as exactly as before.
+    assert medium.first is None and high.first is None
+    assert all(r.units < 8 for r in medium.rows)
+    norm = next(r for r in medium.rows if r.layer == "0.norm" and r.what == "output")
+    assert norm.own < 1e-6
+
+
+def test_a_layer_that_needs_more_than_bfloat16_products_is_found() -> None:
+    class Distance(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # Of points far from the origin: large products cancel.
+            squares = (x * x).sum(-1)
+            return squares[:, None] + squares - 2 * (x @ x.mT)
+
+    model = nn.Sequential(nn.LayerNorm(8), Distance())
+    x = torch.randn(6, 8)
+    model[0].bias.data.fill_(1000.0)
+    usual = torch.tpu.compare(model, x, backward=False)
+    emulated = torch.tpu.compare(model, x, backward=False, emulate="medium")
+    assert usual.rows[1].accumulated < 0.1 < emulated.rows[1].accumulated
+
+
+def test_what_cannot_be_emulated_is_refused() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with pytest.raises(ValueError, match="emulate is 'low', and may be 'medium', 'high' or None"):
+        torch.tpu.compare(model, x, emulate="low")
+    with torch.autocast("tpu"), pytest.raises(ValueError, match="autocast is in force"):
+        torch.tpu.compare(model, x, emulate="medium")
+    with pytest.raises(ValueError, match="draws random numbers"):
+        torch.tpu.compare(nn.Sequential(model, nn.Dropout(0.5)), x, emulate="medium")
+    with TpuProducts("medium"), pytest.raises(ValueError, match="addbmm.* cannot be emulated"):
+        torch.addbmm(torch.randn(2, 2), torch.randn(3, 2, 4), torch.randn(3, 4, 2))
+
+
+def test_recurrent_layers_and_attention_are_emulated() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(8, 8, batch_first=True, bidirectional=True)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.gru(x)[0])
+
+    torch.manual_seed(0)
+    model, x = Tagger(), torch.randn(2, 6, 8)
+    for module in (model, model.eval()):
+        for backward in (True, False):
+            result = torch.tpu.compare(module, x, emulate="medium", backward=backward)
+            assert result.first is None
+            assert all(1e-5 < r.accumulated < 0.2 for r in result.rows if r.layer == "gru")
+
+
 def test_images_packed_states_and_gradients_that_are_zero() -> None:
     # Of a bias before a batch norm the gradient is zero, up to rounding.
     images = nn.Sequential(
@@ -176,6 +292,11 @@ def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
+PRODUCT = """
+    import torch
+    torch.manual_seed(0)
+    torch.nn.Linear(64, 64).to("tpu")(torch.randn(4, 64).to("tpu"))
+"""
 SCRIPT = """
     import torch
     torch.manual_seed(0)
@@ -199,3 +320,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert none.returncode == 2 and "called modules on the device 0 times" in none.stderr
     outside = run(tmp_path, SCRIPT, "--eval", "--tolerance", "0.001")
     assert outside.returncode == 1
+    emulated = run(
+        tmp_path,
+        "import torch\ntorch.nn.Linear(2, 2).to('tpu')(torch.ones(2).to('tpu'))",
+        "--emulate",
+        "medium",
+    )
+    assert emulated.returncode == 0 and "e-03" in emulated.stdout, emulated.stderr
+    wrong = run(tmp_path, SCRIPT, "--emulate", "low")
+    assert wrong.returncode == 2 and "'low'" in wrong.stderr

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 from rich.console import Console
@@ -26,6 +26,10 @@ def compare(
     evaluate: Annotated[
         bool, typer.Option("--eval", help="Compare in eval() mode, without dropout.")
     ] = False,
+    emulate: Annotated[
+        Optional[Literal["medium", "high"]],  # noqa: UP045
+        typer.Option(help="Compare the float32 products of a TPU: medium or high."),
+    ] = None,
 ) -> None:
     """Run a script until it calls a module on the device, and compare that call with float64.
 
@@ -54,6 +58,7 @@ def compare(
                 kwargs=kwargs,
                 backward=torch.is_grad_enabled(),
                 tolerance=tolerance,
+                emulate=emulate,
             )
             raise _Compared(made)
 
@@ -66,7 +71,8 @@ def compare(
     except ValueError as error:
         if "torch.tpu.compare" not in str(error):
             raise
-        console.print(f"{error} (--eval)", soft_wrap=True)
+        hint = " (--eval)" if "eval()" in str(error) else ""
+        console.print(f"{error}{hint}", soft_wrap=True)
         raise typer.Exit(2) from None
     console.print(f"{script} called modules on the device {calls} times.", soft_wrap=True)
     raise typer.Exit(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,8 +12,9 @@ from torch.utils import _pytree
 
 from tpu_core.comparison.exact import float64
 from tpu_core.comparison.layers import Calls, recorded
+from tpu_core.comparison.products import EPSILONS, TpuProducts, tpu_products
 from tpu_core.comparison.rows import Comparison, Row, rows_of
-from tpu_core.comparison.trees import differentiable, in_float64, on_device
+from tpu_core.comparison.trees import differentiable, in_float64, on_cpu, on_device
 from tpu_core.config import override
 
 __all__ = ["Comparison", "Row", "compare"]
@@ -28,6 +29,7 @@ def compare(
     backward: bool = True,
     tolerance: float = _TOLERANCE,
     kwargs: Mapping[str, Any] | None = None,
+    emulate: Literal["medium", "high"] | None = None,
 ) -> Comparison:
     """Compare a module on the device with itself on the CPU in float64, layer by layer.
 
@@ -48,17 +50,25 @@ def compare(
         backward: Whether gradients are compared, too.
         tolerance: Own error up to which a layer counts as right, in roundings: see `Row.units`.
         kwargs: Keyword arguments of the module.
+        emulate: Compare what a TPU would compute at this precision of float32 products, in place of
+            the device: CPU kernels run, and the operands of each product are rounded to bfloat16
+            (``"medium"``) or split into two of it (``"high"``). Own errors then count in roundings
+            of such operands, in layers that have products.
 
     Returns:
         A `Comparison`: prints as a table; ``first`` is the first row out of tolerance, or None.
 
     Raises:
         ValueError: The module draws random numbers, which the CPU would draw otherwise: compare in
-            ``eval()`` mode, or with a dropout of 0.
+            ``eval()`` mode, or with a dropout of 0. With ``emulate``: no such precision, autocast
+            is in force, or an op computes products within a kernel that does more.
 
     Example:
         >>> print(torch.tpu.compare(model, batch))
+        >>> print(torch.tpu.compare(model, batch, emulate="medium"))
     """
+    if emulate is not None:
+        return _compare_emulated(emulate, module, args, kwargs, loss, backward, tolerance)
     on_tpu = copy.deepcopy(module).to("tpu")
     exact = in_float64(copy.deepcopy(module).to("cpu"))
     pristine = copy.deepcopy(exact)
@@ -66,15 +76,52 @@ def compare(
     get_rng_state = torch.get_device_module("tpu").get_rng_state
     before = get_rng_state()
     device_calls = _run(on_tpu, _pytree.tree_map(on_device, given), loss, backward)
-    if not torch.equal(before, get_rng_state()):
-        raise ValueError(
-            "torch.tpu.compare: the module draws random numbers, and the CPU draws others. Compare "
-            "in eval() mode, or set the probabilities of its dropout to 0."
-        )
+    _require_no_draws(torch.equal(before, get_rng_state()))
     with float64():
         exact_calls = _run(exact, _pytree.tree_map(in_float64, given), loss, backward)
         rows = rows_of(device_calls, exact_calls, on_tpu, exact, pristine)
     return Comparison(rows, tolerance)
+
+
+def _compare_emulated(
+    emulate: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    loss: Callable[[Any], torch.Tensor] | None,
+    backward: bool,
+    tolerance: float,
+) -> Comparison:
+    """Compare the CPU, with the products of a TPU, with the CPU in float64."""
+    if emulate not in EPSILONS:
+        valid = ", ".join(map(repr, EPSILONS))
+        raise ValueError(f"torch.tpu.compare: emulate is {emulate!r}, and may be {valid} or None.")
+    if torch.is_autocast_enabled("tpu"):
+        raise ValueError(
+            "torch.tpu.compare: emulate= is about float32 products, and autocast is in force. "
+            "Leave one of them out."
+        )
+    emulated = copy.deepcopy(module).to("cpu")
+    exact = in_float64(copy.deepcopy(emulated))
+    pristine = copy.deepcopy(exact)
+    given = (args, dict(kwargs or {}))
+    before = torch.random.get_rng_state()
+    with tpu_products(emulate) as products:
+        on_host = _pytree.tree_map(on_cpu, given)
+        emulated_calls = _run(emulated, on_host, loss, backward, products)
+    _require_no_draws(torch.equal(before, torch.random.get_rng_state()))
+    with float64():
+        exact_calls = _run(exact, _pytree.tree_map(in_float64, given), loss, backward)
+        rows = rows_of(emulated_calls, exact_calls, emulated, exact, pristine)
+    return Comparison(rows, tolerance)
+
+
+def _require_no_draws(are_none: bool) -> None:
+    if not are_none:
+        raise ValueError(
+            "torch.tpu.compare: the module draws random numbers, and the CPU draws others. Compare "
+            "in eval() mode, or set the probabilities of its dropout to 0."
+        )
 
 
 def _run(
@@ -82,12 +129,13 @@ def _run(
     given: tuple[Any, Any],
     loss: Callable[[Any], torch.Tensor] | None,
     backward: bool,
+    products: TpuProducts | None = None,
 ) -> Calls:
     args, kwargs = given
     module.zero_grad()
     # Each layer's inputs are read, on purpose.
     quiet = override(performance_warnings=False)
-    with quiet, recorded(module) as calls, torch.set_grad_enabled(backward):
+    with quiet, recorded(module, products) as calls, torch.set_grad_enabled(backward):
         output = module(*args, **kwargs)
         if backward:
             scalar = loss(output) if loss is not None else _scalar(output)

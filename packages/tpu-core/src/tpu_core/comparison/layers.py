@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from tpu_core.comparison.products import TpuProducts
 from tpu_core.comparison.trees import differentiable, exactly, mapped, tensors
 
 
@@ -29,9 +30,11 @@ class Call:
         input_gradients: Gradients that flow back through this call into its tensor arguments.
         input_dtypes: Dtypes of its tensor arguments.
         started: Number of calls that had begun before it.
+        products: Number of emulated products before it.
         through: Positions of the tensor arguments that are results, too.
         aliases: Position of a tensor argument by the id of its alias.
-        epsilon: Largest machine epsilon of its results and of what it is made of.
+        epsilon: Largest machine epsilon of its results and of what it is made of; with emulated
+            products within it, at least their rounding.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Call:
     input_gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     input_dtypes: list[torch.dtype] = field(default_factory=list)
     started: int = 0
+    products: int = 0
     epsilon: float = 0.0
     through: list[int] = field(default_factory=list)
     aliases: dict[int, int] = field(default_factory=dict)
@@ -66,11 +70,15 @@ class Calls:
 
 
 @contextmanager
-def recorded(module: nn.Module) -> Iterator[Calls]:
+def recorded(module: nn.Module, products: TpuProducts | None = None) -> Iterator[Calls]:
     """Record the calls of all submodules within a block.
 
     A tensor argument is exchanged for an alias of it, so that the gradient that this call
     contributes is seen apart from those of other uses.
+
+    Args:
+        module: The module.
+        products: The emulation of a TPU's products that is in force, or None.
     """
     calls = Calls()
     open_calls: list[Call] = []
@@ -81,6 +89,7 @@ def recorded(module: nn.Module) -> Iterator[Calls]:
     def before(name: str, m: nn.Module, args: Any, kwargs: Any) -> Any:
         host_args, host_kwargs = mapped(exactly, (args, kwargs))
         call = Call(name, m, host_args, host_kwargs, started=next(numbers))
+        call.products = products.count if products else 0
         open_calls.append(call)
         aliases: dict[int, torch.Tensor] = {}  # query is key, as nn.MultiheadAttention asks
         position = 0
@@ -121,6 +130,8 @@ def recorded(module: nn.Module) -> Iterator[Calls]:
                 t.register_hook(_keep(call.output_gradients, i))
         inner = [c.epsilon for c in calls.ended if c.started > call.started]
         call.epsilon = max([0.0, *inner, *map(_epsilon, [*call.dtypes, *call.input_dtypes])])
+        if products and products.count > call.products:
+            call.epsilon = max(call.epsilon, products.epsilon)
         calls.ended.append(call)
 
     for name, m in module.named_modules():

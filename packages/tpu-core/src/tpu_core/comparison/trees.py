@@ -17,6 +17,13 @@ def on_device(value: Any) -> Any:
     return value.detach().to("tpu", copy=True).requires_grad_(value.requires_grad)
 
 
+def on_cpu(value: Any) -> Any:
+    """A copy of a tensor on the CPU, its gradient required as before; other values as given."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().to("cpu", copy=True).requires_grad_(value.requires_grad)
+
+
 def in_float64(value: Any) -> Any:
     """A copy of a tensor on the CPU, float64 (complex128) where it is floating point.
 
