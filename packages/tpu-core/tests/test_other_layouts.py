@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tpu_core.config import override
 from tpu_core.errors import UnsupportedOpError
 
 
@@ -18,11 +19,29 @@ from tpu_core.errors import UnsupportedOpError
             lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).to("tpu"),
             "fake_quantize_per_tensor_affine",
         ),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(3, device="tpu"), 0.1, 0, torch.qint8),
+            "fake_quantize_per_tensor_affine",
+        ),
+        (
+            lambda: torch.quantize_per_channel(
+                torch.ones(2, 3, device="tpu"),
+                torch.tensor([0.1, 0.2], device="tpu"),
+                torch.zeros(2, dtype=torch.int64, device="tpu"),
+                0,
+                torch.qint8,
+            ),
+            "fake_quantize_per_tensor_affine",
+        ),
     ],
 )
+@pytest.mark.parametrize("tiers", ["compiled", "auto"])
 @pytest.mark.filterwarnings("ignore:.*(nested|CSR|deprecated)")
-def test_other_layouts(make: Callable[[], object], remedy: str) -> None:
+def test_other_layouts(make: Callable[[], object], remedy: str, tiers: str) -> None:
     torch.ones(1, device="tpu")
-    with pytest.raises(UnsupportedOpError, match="device 'tpu' has none") as raised:
+    with (
+        override(tiers=tiers),
+        pytest.raises(UnsupportedOpError, match="device 'tpu' has none") as raised,
+    ):
         make()
     assert remedy in str(raised.value)

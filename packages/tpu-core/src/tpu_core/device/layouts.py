@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,17 @@ _QUANTIZED = (
     "quantized",
     "Keep integers and scales in tensors of their own (torch._int_mm, tpu_kernels), or simulate "
     "quantization: torch.fake_quantize_per_tensor_affine.",
+)
+# Ops that make a quantized tensor of a dense one.
+_QUANTIZATIONS = (
+    "quantize_per_tensor",
+    "quantize_per_tensor.tensor_qparams",
+    "quantize_per_tensor_dynamic",
+    "quantize_per_channel",
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+    "_make_per_tensor_quantized_tensor",
+    "_make_per_channel_quantized_tensor",
 )
 _libraries: list[torch.library.Library] = []
 
@@ -35,6 +47,8 @@ def register_others() -> None:
     dense = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in conversions.NAMES:
         dense.impl(name, _kernel("call_conversion", _overload(name)))
+    for name in _QUANTIZATIONS:
+        dense.impl(name, functools.partial(_raises(*_QUANTIZED), _overload(name)))
     _libraries.append(dense)
     _refuse("NestedTensorPrivateUse1", *_NESTED)
     _refuse("QuantizedPrivateUse1", *_QUANTIZED)
