@@ -364,6 +364,7 @@ at::Tensor upload(
     const at::Tensor& cpu, std::optional<at::ScalarType> dtype, int16_t device,
     std::optional<at::MemoryFormat> format) {
   ensure_initialized();
+  refuse_in_capture(device, "A copy from the host");
   const int64_t started = transfer_time();
   auto host = copy_on_host(cpu, dtype, format);
   count_host_to_device(host.nbytes());
