@@ -6,6 +6,7 @@ import copy
 import os
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -296,3 +297,30 @@ def case_tensor_parallel() -> None:
 def case_end() -> None:
     dist.barrier()
     dist.destroy_process_group()
+
+
+def case_an_index_out_of_range_on_one_rank() -> None:
+    """The rank that has it raises at its next read, and all go on with the same parameters."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(10, 8), nn.Flatten(), nn.Linear(48, 10)).to(DEVICE)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        indices, labels = torch.randint(0, 10, (4, 6)), torch.randint(0, 10, (4,))
+        is_wrong = RANK == 1 and step == 2
+        if is_wrong:
+            indices[1, 2] = 12
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(indices.to(DEVICE)), labels.to(DEVICE))
+        loss.backward()
+        optimizer.step()
+        if is_wrong:
+            with pytest.raises(IndexError, match="index out of range in self") as raised:
+                loss.item()
+            assert any("aten.embedding" in note for note in raised.value.__notes__)
+        else:
+            assert loss.isfinite().item()
+    weight = net[2].weight.detach()
+    others = [torch.empty_like(weight) for _ in range(SIZE)]
+    dist.all_gather(others, weight)
+    assert all(torch.equal(other, weight) for other in others)
