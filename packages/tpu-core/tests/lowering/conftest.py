@@ -2,7 +2,8 @@
 
 ``integration/tests/test_conformance.py`` runs every op on the device. The sweeps here go through
 more dtypes, samples and gradients, and take a quarter of an hour: by default those of the families
-whose gradients take several kernels, all of them in ``nox -s slow``. All other tests run by default.
+whose gradients take several kernels, all of them in ``nox -s slow``. All other tests run by
+default.
 """
 
 from __future__ import annotations
