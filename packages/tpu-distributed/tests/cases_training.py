@@ -294,11 +294,6 @@ def case_tensor_parallel() -> None:
     compare(dict(net.named_parameters()))
 
 
-def case_end() -> None:
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def case_an_index_out_of_range_on_one_rank() -> None:
     """The rank that has it raises at its next read, and all go on with the same parameters."""
     torch.manual_seed(0)
@@ -324,3 +319,8 @@ def case_an_index_out_of_range_on_one_rank() -> None:
     others = [torch.empty_like(weight) for _ in range(SIZE)]
     dist.all_gather(others, weight)
     assert all(torch.equal(other, weight) for other in others)
+
+
+def case_end() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
