@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from conformance.entries import PARTS, Entry, entries, expected_reason
+from conformance.entries import PARTS, Entry, entries, expectation, verdict
 
 FOLDER = Path(__file__).parent
 
@@ -108,9 +108,9 @@ def run(todo: list[str], path: Path, options: argparse.Namespace) -> None:
                 count += 1
                 file.write(json.dumps(result) + "\n")
                 file.flush()
-                reason = expected_reason(result["entry"])
-                if (result["outcome"] == "passed") == (reason is not None) or options.verbose:
-                    expected = f" (expected: {reason})" if reason else ""
+                item = expectation(result["entry"])
+                if verdict(result) in ("failed", "shrinks") or options.verbose:
+                    expected = f" (expected: {item['reason']})" if item else ""
                     print(
                         result["entry"], result["outcome"], result["detail"], expected, flush=True
                     )
@@ -142,11 +142,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         row = rows.setdefault(group(name), Counter())
         row["run"] += 1
         row["fallback"] += bool(result["fallbacks"])
-        passed, expected = result["outcome"] == "passed", expected_reason(name) is not None
-        row["passed"] += passed
-        row["expected"] += not passed and expected
-        row["shrink"] += passed and expected
-        row["failed"] += not passed and not expected
+        row[verdict(result)] += 1
     order = sorted(rows, key=lambda r: (PARTS.index(r.split(",")[0]), r))
     lines = [
         "| Part | Entries | Passed | Expected differences | Failed | With a fallback |",
@@ -193,11 +189,8 @@ def main() -> int:
     run(names, options.out / f"shard-{options.shard.replace('/', '-of-')}.jsonl", options)
     results = results_in(options.out)
     print(table(results))
-    unexpected = [
-        n
-        for n in map(str, chosen(options))
-        if (results[n]["outcome"] == "passed") == (expected_reason(n) is not None)
-    ]
+    names = [str(e) for e in chosen(options)]
+    unexpected = [n for n in names if verdict(results[n]) in ("failed", "shrinks")]
     for name in unexpected:
         print(name, results[name]["outcome"], results[name]["detail"])
     return 1 if unexpected else 0

@@ -92,13 +92,27 @@ def data() -> dict[str, Any]:
     return tomllib.loads(FILE.read_text())
 
 
-def expected_reason(entry: Entry | str) -> str | None:
-    """Why an entry is expected to differ, or None."""
+def expectation(entry: Entry | str) -> dict[str, str] | None:
+    """What the data file says of an entry: ``reason`` and perhaps ``raises``, or None."""
     name = str(entry)
-    for item in data()["expected"]:
-        if fnmatch.fnmatchcase(name, item["entry"]):
-            return item["reason"]
-    return None
+    found = (i for i in data()["expected"] if fnmatch.fnmatchcase(name, i["entry"]))
+    return next(found, None)
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """``passed``, ``expected``, ``failed`` or ``shrinks``: a listed entry that passes.
+
+    Entries that are listed with ``raises`` may pass (ops that compute nothing) or raise an error
+    with that code; any other outcome is a failure.
+    """
+    passed = result["outcome"] == "passed"
+    item = expectation(result["entry"])
+    if item is None:
+        return "passed" if passed else "failed"
+    if "raises" in item:
+        raised = result["outcome"] == "raised" and item["raises"] in result["detail"]
+        return "passed" if passed else "expected" if raised else "failed"
+    return "shrinks" if passed else "expected"
 
 
 def is_listed(what: str, name: str) -> bool:

@@ -52,8 +52,16 @@ def _read(result: Any) -> Any:
     return tree_map(compare.to_host, result)
 
 
-def both(entry: Entry, run: Callable[[Arguments], Any], sample: Any, *, text: bool = False) -> None:
-    """Compare ``run`` on both sides; both may raise, then the same type of error."""
+def both(
+    entry: Entry,
+    run: Callable[[Arguments], Any],
+    sample: Any,
+    reference: Callable[[Arguments], Any] | None = None,
+) -> None:
+    """Compare ``run`` on both sides; both may raise, then the same type of error.
+
+    ``reference`` is ``run`` for arguments with more digits, where it is another.
+    """
     inputs = _arguments(sample)
     on_device = _moved(entry.name, inputs)
     # The CPU's run may write to its inputs.
@@ -64,12 +72,12 @@ def both(entry: Entry, run: Callable[[Arguments], Any], sample: Any, *, text: bo
         return
     if is_listed("random", entry.name) or is_listed("uninitialized", entry.name):
         return
-    if entry.part == "forward" and is_listed("ties", entry.name):
-        got, want = _without_ties(sample, got), _without_ties(sample, want)
-    compare.values(got, want, None if wide is None else lambda: run(wide))
+    if entry.part in ("forward", "out") and is_listed("ties", entry.name):
+        got, want = _without_ties(entry, sample, got), _without_ties(entry, sample, want)
+    compare.values(got, want, None if wide is None else lambda: (reference or run)(wide))
 
 
-def _without_ties(sample: Any, result: Any) -> Any:
+def _without_ties(entry: Entry, sample: Any, result: Any) -> Any:
     """Elements in place of their positions: which of equal ones is named is not defined."""
     x = sample.input.detach() if isinstance(sample.input, torch.Tensor) else sample.input
 
@@ -93,6 +101,10 @@ def _without_ties(sample: Any, result: Any) -> Any:
 
     if isinstance(result, torch.Tensor):
         return element(result) if result.shape == x.shape else result
+    if entry.part == "out":
+        same, *found = result
+        if len(found) == 1:
+            return [same, element(found[0])]
     *values, positions = result
     return [*values, element(positions)]
 
@@ -190,12 +202,12 @@ def _out(entry: Entry, op: Any, sample: Any, index: int) -> None:
         same = [a is b for a, b in zip(tree_leaves(result), outs)]
         return [same, *tree_leaves(sample.output_process_fn_grad(result))]
 
-    def with_form(inputs: Arguments) -> Any:
+    def with_form(inputs: Arguments, digits: Callable[[Any], Any] = lambda x: x) -> Any:
         device = compare.DEVICE if _is_on_device(inputs) else torch.empty(0).device
-        outs = [_blank(t, index % 3).to(device) for t in tensors]
+        outs = [digits(_blank(t, index % 3)).to(device) for t in tensors]
         return run(inputs, outs)
 
-    both(entry, with_form, sample)
+    both(entry, with_form, sample, lambda inputs: with_form(inputs, compare.widened))
     if index:
         return
 

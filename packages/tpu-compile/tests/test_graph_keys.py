@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tpu_compile.identity import identities
+from tpu_compile.op_digests import op_digests
 from tpu_compile.sizes import Symbols
 from tpu_core.cache.sources import digest_around
 from tpu_core.lowering.registry import register
@@ -23,4 +23,4 @@ def test_the_source_of_an_op_of_another_package_is_in_the_key_of_a_graph(tmp_pat
     x = torch.empty(3, device="meta")
     graph = make_fx(lambda x: torch.ops.graph_keys.scaled(torch.sin(x)))(x)
     bound = Symbols([], []).bind([], [])
-    assert list(identities(graph, bound)) == [digest_around(file)]
+    assert list(op_digests(graph, bound)) == [digest_around(file)]

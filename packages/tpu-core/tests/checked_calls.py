@@ -86,17 +86,6 @@ INDICES: dict[str, Call] = {
         0
     ],
     "cholesky_inverse": lambda d: torch.cholesky_inverse(torch.zeros(2, 2).to(d)),
-}
-
-# Checked with TPU_CHECKS=all.
-OTHERS: dict[str, Call] = {
-    "div, floored": lambda d: torch.div(i([3, 4]).to(d), i([1, 0]).to(d), rounding_mode="floor"),
-    "div, truncated": lambda d: torch.div(i([3, 4]).to(d), i([1, 0]).to(d), rounding_mode="trunc"),
-    "floor_divide": lambda d: i([3, 4]).to(d) // i([1, 0]).to(d),
-    "floor_divide_": lambda d: i([3, 4]).to(d).floor_divide_(i([1, 0]).to(d)),
-    "remainder": lambda d: i([3, 4]).to(d) % i([1, 0]).to(d),
-    "remainder of a number": lambda d: 5 % i([1, 0]).to(d),
-    "fmod": lambda d: torch.fmod(i([3, 4]).to(d), i([1, 0]).to(d)),
     "multinomial, negative": lambda d: torch.multinomial(i([1.0, -2.0]).to(d), 1),
     "multinomial, NaN": lambda d: torch.multinomial(i([1.0, float("nan")]).to(d), 1),
     "multinomial, zeros": lambda d: torch.multinomial(i([[0.0, 0.0], [1.0, 1.0]]).to(d), 1),
@@ -111,6 +100,17 @@ OTHERS: dict[str, Call] = {
     "binary_cross_entropy": lambda d: F.binary_cross_entropy(
         i([0.5, 1.5]).to(d), i([0.5, 1.0]).to(d)
     ),
+}
+
+# Checked with TPU_CHECKS=all.
+OTHERS: dict[str, Call] = {
+    "div, floored": lambda d: torch.div(i([3, 4]).to(d), i([1, 0]).to(d), rounding_mode="floor"),
+    "div, truncated": lambda d: torch.div(i([3, 4]).to(d), i([1, 0]).to(d), rounding_mode="trunc"),
+    "floor_divide": lambda d: i([3, 4]).to(d) // i([1, 0]).to(d),
+    "floor_divide_": lambda d: i([3, 4]).to(d).floor_divide_(i([1, 0]).to(d)),
+    "remainder": lambda d: i([3, 4]).to(d) % i([1, 0]).to(d),
+    "remainder of a number": lambda d: 5 % i([1, 0]).to(d),
+    "fmod": lambda d: torch.fmod(i([3, 4]).to(d), i([1, 0]).to(d)),
 }
 
 # Nothing is wrong.

@@ -25,7 +25,7 @@ from tpu_compile.evaluate import is_arithmetic
 from tpu_compile.fx_utils import outputs, part_of, subgraph
 from tpu_compile.rng import STATE, drawing
 from tpu_compile.sizes import Sizes
-from tpu_compile.unbacked import CHECK, Check, check_of
+from tpu_compile.unbacked import CHECK, SizeAssertion, check_of
 
 Compile = Callable[[GraphModule], Callable[..., Any]]
 
@@ -130,7 +130,7 @@ class Parts:
             return found if found is not None else sizes.value(node.meta["val"])
 
         for step in self.steps:
-            if isinstance(step, Check):
+            if isinstance(step, SizeAssertion):
                 step.verify(sizes)
                 continue
             if isinstance(step, _Part):

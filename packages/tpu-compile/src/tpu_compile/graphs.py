@@ -25,9 +25,9 @@ from tpu_compile.evaluate import evaluate, is_arithmetic
 from tpu_compile.fx_utils import line_of, lowering_of, outputs, subgraphs
 from tpu_compile.graph import Graph
 from tpu_compile.graph_splitting import in_parts
-from tpu_compile.identity import identities
 from tpu_compile.keys import key_of
 from tpu_compile.lane_permutation import move_lanes
+from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
 from tpu_compile.sizes import Symbols
@@ -362,7 +362,7 @@ def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: st
     """Of those of its ops that have one: the graph's key knows them by name."""
     graph = GRAPHS[key]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
-    return " ".join(identities(graph.module, bound))
+    return " ".join(op_digests(graph.module, bound))
 
 
 def _lower(

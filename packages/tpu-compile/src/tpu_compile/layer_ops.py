@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 
 from tpu_compile.evaluate import call
-from tpu_compile.identity import identities
 from tpu_compile.layers import LAYERS, Layer
+from tpu_compile.op_digests import op_digests
 from tpu_compile.rng import Derived, Draws, Words
 from tpu_compile.sharding_constraints import constrain
 from tpu_compile.sizes import Sizes
@@ -127,7 +127,7 @@ def _identity(*arguments: Any) -> str:
     """Of those of a layer's ops that have one: its key knows them by name."""
     layer, sizes = LAYERS[arguments[-2]], Sizes({})
     graphs = (g for g in (layer.forward, layer.backward) if g is not None)
-    return " ".join(text for g in graphs for text in identities(g, sizes))
+    return " ".join(text for g in graphs for text in op_digests(g, sizes))
 
 
 def _empty(like: Tensor, *lead: int) -> Tensor:

@@ -35,7 +35,7 @@ FILL = 0  # the index past the last element that counts: any that is valid
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SizeAssertion:
     """A condition on sizes that the program computes.
 
     Attributes:
@@ -76,7 +76,7 @@ class Bounded:
     """
 
     module: GraphModule
-    checks: list[Check]
+    checks: list[SizeAssertion]
     sizes: list[torch.SymInt]
     limits: list[int]
     makers: list[Node]
@@ -232,15 +232,15 @@ def _limit(size: torch.SymInt) -> int | None:
     return int(upper) if upper.is_Integer and upper < 2**31 else None
 
 
-def check_of(node: Node) -> Check | None:
+def check_of(node: Node) -> SizeAssertion | None:
     """Condition that a node checks; None where that is a constant."""
     condition, message = node.args[:2]
     if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
-        return Check(condition.meta["val"], str(message), line_of(condition))
+        return SizeAssertion(condition.meta["val"], str(message), line_of(condition))
     return None
 
 
-def _take_checks(module: GraphModule) -> list[Check]:
+def _take_checks(module: GraphModule) -> list[SizeAssertion]:
     """Take the checks of sizes out of a graph."""
     found = []
     for node in list(module.graph.nodes):
@@ -252,7 +252,7 @@ def _take_checks(module: GraphModule) -> list[Check]:
     return found
 
 
-def _follows(check: Check, makers: Sequence[Node], sizes: Sequence[torch.SymInt]) -> bool:
+def _follows(check: SizeAssertion, makers: Sequence[Node], sizes: Sequence[torch.SymInt]) -> bool:
     """Return whether a check holds of whatever number of elements there are."""
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 

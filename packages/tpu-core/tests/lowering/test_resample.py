@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from lowering.harness import CompareLowerings
 from tpu_core.lowering import resample  # noqa: F401
-from tpu_core.lowering.axis_map import AxisMap
+from tpu_core.lowering.weighted_gather import WeightedGather
 
 MODES = {
     "nearest": ("upsample_nearest", 3),
@@ -89,11 +89,11 @@ def test_transposed_map_is_the_transpose() -> None:
     index = rng.integers(0, 5, (7, 3))
     weight = rng.normal(size=(7, 3)) * (rng.random((7, 3)) > 0.3)
 
-    def dense(m: AxisMap) -> np.ndarray:
+    def dense(m: WeightedGather) -> np.ndarray:
         matrix = np.zeros((len(m.index), m.size))
         for i, (row, weights) in enumerate(zip(m.index, m.weight)):
             np.add.at(matrix[i], row, weights)
         return matrix
 
-    m = AxisMap(index, weight, 5)
+    m = WeightedGather(index, weight, 5)
     np.testing.assert_allclose(dense(m.transpose()), dense(m).T)

@@ -24,7 +24,7 @@ NAN, INF = math.nan, math.inf
     [
         ("cumsum", (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)),
         ("cumprod", (torch.float32, torch.int64)),
-        ("logcumsumexp", (torch.float32, torch.bfloat16)),
+        ("logcumsumexp", (torch.float32, torch.bfloat16, torch.complex64)),
         ("cummax", (torch.float32, torch.int64, torch.bool)),
         ("cummin", (torch.float32, torch.int64, torch.bool)),
     ],
@@ -51,6 +51,18 @@ def test_infinities_nan_and_ties(values: list[float]) -> None:
             f(x, 0)
     assert not mode.failures, "\n".join(mode.failures)
     assert len(mode.seen) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_logs_of_complex_sums_at_infinity(dtype: torch.dtype) -> None:
+    reals, imaginary = [-INF, -2.0, 0.0, 1.5, INF, NAN], [0.0, 1.0, -2.0, INF, NAN]
+    z = torch.tensor([complex(a, b) for a in reals for b in imaginary], dtype=dtype)
+    x, y = z.repeat_interleave(len(z)), z.repeat(len(z))
+    with CompareLowerings() as mode:
+        torch.logaddexp(x, y)
+        torch.logcumsumexp(torch.stack([x, y], 1), 1)
+    assert not mode.failures, "\n".join(mode.failures)
+    assert {"aten.logaddexp.default", "aten.logcumsumexp.default"} <= mode.seen
 
 
 def test_empty_and_zero_dimensional() -> None:

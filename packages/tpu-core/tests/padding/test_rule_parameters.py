@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 import tpu_core.padding.bucketed_program  # noqa: F401  # its import registers the rules
-from tpu_core.padding.interpret import HANDLED, RULES, Context, _apply
+from tpu_core.padding.interpret import HANDLED, RULES, PaddingContext, _apply
 from tpu_core.padding.layout import Padded, Space
 from tpu_core.padding.sizes import Fit, NotPaddableError, static
 
@@ -168,7 +168,7 @@ def test_a_parameter_that_differs_is_refused_unless_handled(name, parameter):
     ]
 
     def apply(size: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        context = Context(fit, Space([size], (8,)))
+        context = PaddingContext(fit, Space([size], (8,)))
         operands = [Padded(x, dims) for x, dims in zip(arrays, layouts)]
         return [x.array for x in _apply(context, [eqn, other], operands)]
 

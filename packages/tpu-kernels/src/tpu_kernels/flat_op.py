@@ -18,7 +18,7 @@ from tpu_core.extend import (
     to_numpy_dtype,
     to_torch_dtype,
 )
-from tpu_kernels import first_vmap, sizes
+from tpu_kernels import first_vmap, symbolic_shapes
 from tpu_kernels.arguments import TENSORS, Argument, flat_results, flatten, unflatten
 from tpu_kernels.derivatives import Derivatives
 from tpu_kernels.tracing import Traced, absent_chip, is_wide, trace
@@ -174,7 +174,7 @@ class FlatOp:
     ) -> tuple[list[Any], list[int]]:
         """Shapes of the results for symbolic sizes; numbers where the function asks for them."""
         lengths: list[int] = []
-        scope = sizes.Scope(tensors)
+        scope = symbolic_shapes.Scope(tensors)
         flat = flatten(self.arguments, values)
         wide = is_wide([_Typed(t) for t in tensors], self._settings.enable_x64)
 
@@ -186,7 +186,7 @@ class FlatOp:
             jax.ShapeDtypeStruct(shape, to_numpy_dtype(t.dtype))
             for shape, t in zip(scope.shapes, tensors)
         ]
-        found = sizes.evaluate(self.name, flat_fn, avals, wide)
+        found = symbolic_shapes.evaluate(self.name, flat_fn, avals, wide)
         if found is None or not scope.holds(flat_fn, avals, found, wide):
             twins = (_aval(t, int) for t in flat)
             traced, lengths = self.traced(unflatten(self.arguments, values, twins))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from tpu_core.comparison.exact import float64
-from tpu_core.comparison.layers import Calls, recorded
+from tpu_core.comparison.layers import RecordedCalls, recorded
 from tpu_core.comparison.products import EPSILONS, TpuProducts, tpu_products
 from tpu_core.comparison.rows import Comparison, Row, rows_of
 from tpu_core.comparison.trees import differentiable, in_float64, on_cpu, on_device
@@ -130,7 +130,7 @@ def _run(
     loss: Callable[[Any], torch.Tensor] | None,
     backward: bool,
     products: TpuProducts | None = None,
-) -> Calls:
+) -> RecordedCalls:
     args, kwargs = given
     module.zero_grad()
     # Each layer's inputs are read, on purpose.

@@ -24,7 +24,7 @@ class Call:
         name: Its qualified name; empty for the module itself.
         module: The submodule.
         args, kwargs: Arguments of the call; tensors are copies on the CPU in float64.
-        outputs: Its tensor results, on the device until `Calls.settle`.
+        outputs: Its tensor results, on the device until `RecordedCalls.settle`.
         dtypes: Their dtypes.
         output_gradients: Gradients of the loss in its results, by position.
         input_gradients: Gradients that flow back through this call into its tensor arguments.
@@ -54,7 +54,7 @@ class Call:
 
 
 @dataclass
-class Calls:
+class RecordedCalls:
     """The calls of a run, in the order in which they ended: what a call is made of comes first."""
 
     ended: list[Call] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Calls:
 
 
 @contextmanager
-def recorded(module: nn.Module, products: TpuProducts | None = None) -> Iterator[Calls]:
+def recorded(module: nn.Module, products: TpuProducts | None = None) -> Iterator[RecordedCalls]:
     """Record the calls of all submodules within a block.
 
     A tensor argument is exchanged for an alias of it, so that the gradient that this call
@@ -80,7 +80,7 @@ def recorded(module: nn.Module, products: TpuProducts | None = None) -> Iterator
         module: The module.
         products: The emulation of a TPU's products that is in force, or None.
     """
-    calls = Calls()
+    calls = RecordedCalls()
     open_calls: list[Call] = []
     handles = []
     sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # aliases, and what they are of

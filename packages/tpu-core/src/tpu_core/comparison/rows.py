@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpu_core.comparison.layers import Call, Calls
+from tpu_core.comparison.layers import Call, RecordedCalls
 from tpu_core.comparison.trees import exactly, mapped, tensors
 from tpu_core.report.tables import Table
 
@@ -121,12 +121,16 @@ def _units(row: Row) -> float:
 
 
 def rows_of(
-    device: Calls, exact: Calls, on_tpu: nn.Module, reference: nn.Module, pristine: nn.Module
+    device: RecordedCalls,
+    exact: RecordedCalls,
+    on_tpu: nn.Module,
+    reference: nn.Module,
+    pristine: nn.Module,
 ) -> list[Row]:
     """Rows of two runs of a module.
 
     Args:
-        device, exact: Calls of its submodules on the device and in float64.
+        device, exact: RecordedCalls of its submodules on the device and in float64.
         on_tpu, reference: The modules that ran, with gradients of their parameters.
         pristine: A copy in float64 that did not run.
 

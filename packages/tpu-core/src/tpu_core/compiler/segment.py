@@ -15,7 +15,7 @@ import numpy as np
 
 from tpu_core import gc_control
 from tpu_core.compiler.aliases import aliases
-from tpu_core.compiler.depth import Depths
+from tpu_core.compiler.fusion_depth import FusionDepths
 from tpu_core.compiler.recomputation import Barriers
 from tpu_core.errors import CompilationError, KernelRuleError, TpuError
 from tpu_core.lowering import implementations, kernel_errors
@@ -176,7 +176,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         values: dict[int, jax.Array] = dict(zip(inputs, arguments))
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
-        depths = Depths()
+        depths = FusionDepths()
         barriers = Barriers(segment)
         for i, node in enumerate(segment.nodes):
             barriers.before(i, values)

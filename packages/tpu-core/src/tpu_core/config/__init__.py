@@ -166,8 +166,8 @@ class Config:
         "TPU_CHECKS",
         choice("default", "all", "off"),
         "Values that a program checks as PyTorch's CPU kernels do; the next read raises the "
-        "error. `default`: indices and class labels. `all`: integer divisors and probabilities, "
-        "too.",
+        "error. `default`: indices, class labels, probabilities and parameters of random ops. "
+        "`all`: integer divisors, too.",
         "default",
     )
     verify: str = _setting(

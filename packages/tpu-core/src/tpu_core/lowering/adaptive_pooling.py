@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.axis_map import AxisMap, apply
 from tpu_core.lowering.dtypes import cast, is_float, op_math
 from tpu_core.lowering.pooling import lowest, scatter_planes
 from tpu_core.lowering.registry import lowering
+from tpu_core.lowering.weighted_gather import WeightedGather, apply
 
 
 def _bounds(size: int, outputs: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -26,13 +26,13 @@ def _bounds(size: int, outputs: int) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     return (i * size) // outputs, -((-(i + 1) * size) // outputs)
 
 
-def _window_map(size: int, outputs: int) -> AxisMap:
+def _window_map(size: int, outputs: int) -> WeightedGather:
     """Sums over the windows along one axis."""
     start, stop = _bounds(size, outputs)
     width = int((stop - start).max(initial=0))
     index = start[:, None] + np.arange(width)[None]
     inside = index < stop[:, None]
-    return AxisMap(np.where(inside, index, start[:, None]), inside.astype(np.float64), size)
+    return WeightedGather(np.where(inside, index, start[:, None]), inside.astype(np.float64), size)
 
 
 def _counts(sizes: Sequence[int], outputs: Sequence[int], dtype: Any) -> jax.Array:

@@ -53,7 +53,7 @@ class Finding:
     error: Callable[[int], Exception]
 
 
-Check = Callable[..., Iterator[Finding]]
+CheckFunction = Callable[..., Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Entry:
         takes_result: Whether ``fn`` takes ``result``.
     """
 
-    fn: Check
+    fn: CheckFunction
     level: int
     applies: Callable[[Any], bool]
     takes_result: bool
@@ -90,7 +90,7 @@ def has_elements(plan: Any) -> bool:
 
 def check(
     *ops: str, level: int = DEFAULT, applies: Callable[[Any], bool] = has_indices
-) -> Callable[[Check], Check]:
+) -> Callable[[CheckFunction], CheckFunction]:
     """Declare the check of functional overloads.
 
     Args:
@@ -100,7 +100,7 @@ def check(
             nothing is traced for it: a program that is there already needs no trace.
     """
 
-    def decorate(fn: Check) -> Check:
+    def decorate(fn: CheckFunction) -> CheckFunction:
         takes_result = "result" in inspect.signature(fn).parameters
         for op in ops:
             CHECKS[op] = Entry(fn, level, applies, takes_result)

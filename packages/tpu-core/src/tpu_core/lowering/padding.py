@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.axis_map import AxisMap, apply
 from tpu_core.lowering.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
+from tpu_core.lowering.weighted_gather import WeightedGather, apply
 
 
 @lowering("aten.constant_pad_nd.default")
@@ -27,17 +27,17 @@ def constant_pad(x: jax.Array, pad: Sequence[int], value: Any = 0) -> jax.Array:
     return lax.pad(x, cast(value, x.dtype), widths)
 
 
-def _reflect(size: int, before: int, after: int) -> AxisMap:
+def _reflect(size: int, before: int, after: int) -> WeightedGather:
     period = max(2 * (size - 1), 1)
     position = np.abs(np.arange(-before, size + after)) % period
-    return AxisMap.select(np.minimum(position, period - position) * (size > 1), size)
+    return WeightedGather.select(np.minimum(position, period - position) * (size > 1), size)
 
 
-def _replicate(size: int, before: int, after: int) -> AxisMap:
-    return AxisMap.select(np.clip(np.arange(-before, size + after), 0, size - 1), size)
+def _replicate(size: int, before: int, after: int) -> WeightedGather:
+    return WeightedGather.select(np.clip(np.arange(-before, size + after), 0, size - 1), size)
 
 
-def _pad(x: jax.Array, padding: Sequence[int], table: Callable[..., AxisMap]) -> jax.Array:
+def _pad(x: jax.Array, padding: Sequence[int], table: Callable[..., WeightedGather]) -> jax.Array:
     for i in range(len(padding) // 2):
         axis = x.ndim - 1 - i
         before, after = padding[2 * i], padding[2 * i + 1]
@@ -46,7 +46,7 @@ def _pad(x: jax.Array, padding: Sequence[int], table: Callable[..., AxisMap]) ->
     return x
 
 
-def _register(name: str, rank: int, table: Callable[..., AxisMap]) -> None:
+def _register(name: str, rank: int, table: Callable[..., WeightedGather]) -> None:
     def forward(x: jax.Array, padding: Sequence[int]) -> jax.Array:
         return _pad(x, padding, table)
 

@@ -60,14 +60,38 @@ def _hypot(x: Array, y: Array) -> Array:
     return jnp.where(jnp.isinf(x) | jnp.isinf(y), jnp.full_like(root, jnp.inf), root)
 
 
-def _logaddexp(x: Array, y: Array) -> Array:
+def _real_of_infinite_exp(x: Array) -> Array:
+    """Real part of ``exp(x)`` where that of ``x`` is infinite, as C's library defines it."""
+    real = jnp.real(jnp.exp(x))
+    return jnp.where(jnp.isinf(jnp.imag(x)), jnp.full_like(real, jnp.inf), real)
+
+
+def _log_add_exp_complex(x: Array, y: Array) -> Array:
+    """As aten/src/ATen/native/cpu/LogAddExp.h, which does not wrap the imaginary part."""
+    later = jnp.real(x) < jnp.real(y)
+    low, high = jnp.where(later, x, y), jnp.where(later, y, x)
+    sum_ = high + jnp.log1p(jnp.exp(low - high))
+    # XLA's exp of a real part of -inf is NaN where the imaginary part is infinite.
+    sum_ = jnp.where(jnp.real(low) == -jnp.inf, high, sum_)
+    sum_ = jnp.where(jnp.real(high) == jnp.inf, high, sum_)
+    # Equal infinities: inf - inf has no value.
+    equal = jnp.isinf(jnp.real(low)) & (jnp.real(low) == jnp.real(high))
+    total_real = _real_of_infinite_exp(low) + _real_of_infinite_exp(high)
+    total = jnp.exp(low) + jnp.exp(high)
+    # XLA's log of an infinity beside NaN is NaN in both parts.
+    infinite = jnp.isinf(total_real) | jnp.isinf(jnp.imag(total))
+    modulus = jnp.where(infinite, jnp.full_like(total_real, jnp.inf), total_real * np.nan)
+    high_infinity = lax.complex(modulus, jnp.imag(jnp.log(total)))
+    at_infinity = jnp.where(jnp.real(low) < 0, low, high_infinity)
+    sum_ = jnp.where(equal, at_infinity, sum_)
+    nan = jnp.full_like(sum_, complex(np.nan, np.nan))
+    return jnp.where(jnp.isnan(x) | jnp.isnan(y), nan, sum_)
+
+
+def log_add_exp(x: Array, y: Array) -> Array:
+    """``log(exp(x) + exp(y))`` of operands of one dtype."""
     if x.dtype.kind == "c":
-        # jnp.logaddexp wraps the imaginary part; aten/src/ATen/native/cpu/LogAddExp.h does not.
-        low = jnp.where(jnp.real(x) < jnp.real(y), x, y)
-        high = jnp.where(jnp.real(x) < jnp.real(y), y, x)
-        stuck = jnp.isinf(jnp.real(low)) & (jnp.real(low) == jnp.real(high))
-        at_infinity = jnp.where(jnp.real(low) < 0, low, jnp.log(jnp.exp(low) + jnp.exp(high)))
-        return jnp.where(stuck, at_infinity, high + jnp.log1p(jnp.exp(low - high)))
+        return _log_add_exp_complex(x, y)
     # Equal infinities would give inf - inf.
     delta = jnp.where(x == y, jnp.zeros((), x.dtype), -jnp.abs(x - y))
     return jnp.maximum(x, y) + jnp.log1p(jnp.exp(delta))
@@ -76,7 +100,7 @@ def _logaddexp(x: Array, y: Array) -> Array:
 def _logaddexp2(x: Array, y: Array) -> Array:
     if x.dtype.kind == "c":
         log2 = math.log(2)
-        return _logaddexp(x * log2, y * log2) / log2
+        return log_add_exp(x * log2, y * log2) / log2
     delta = jnp.where(x == y, jnp.zeros((), x.dtype), -jnp.abs(x - y))
     return jnp.maximum(x, y) + jnp.log1p(_exp2(delta)) * (1 / math.log(2))
 
@@ -131,7 +155,7 @@ register_table(
         "aten.heaviside.default": binary(_heaviside),
         "aten.gcd.default": binary(jnp.gcd),
         "aten.lcm.default": binary(jnp.lcm),
-        "aten.logaddexp.default": binary_floats(_logaddexp),
+        "aten.logaddexp.default": binary_floats(log_add_exp),
         "aten.logaddexp2.default": binary_floats(_logaddexp2),
         "aten.atan2.default": binary_floats(jnp.arctan2),
         "aten.copysign.Tensor": binary_floats(_copysign),

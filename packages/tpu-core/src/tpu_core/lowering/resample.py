@@ -1,8 +1,9 @@
 """Upsampling and downsampling of one to three spatial dims, and the gradients.
 
 Every mode is separable, and along one axis a weighted sum of few inputs, so each op is one
-`tpu_core.lowering.axis_map.AxisMap` an axis. The tables are computed as ATen does, in the precision
-that it does (aten/src/ATen/native/UpSample.h, cpu/UpSampleKernel.cpp): rounding decides indices.
+`tpu_core.lowering.weighted_gather.WeightedGather` an axis. The tables are computed as ATen does, in
+the precision that it does (aten/src/ATen/native/UpSample.h, cpu/UpSampleKernel.cpp): rounding
+decides indices.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.axis_map import AxisMap, apply
 from tpu_core.lowering.dtypes import cast, is_float, op_math
 from tpu_core.lowering.registry import lowering
+from tpu_core.lowering.weighted_gather import WeightedGather, apply
 
 SCALES = ("scales", "scales_d", "scales_h", "scales_w")
 
@@ -39,7 +40,7 @@ def _source(size: int, outputs: int, align_corners: bool, scale: float | None, r
 
 def nearest_map(
     size: int, outputs: int, align_corners: bool, scale: float | None, real: Any
-) -> AxisMap:
+) -> WeightedGather:
     # The scale is float32 whatever the tensor's dtype is.
     step = _scale(size, outputs, False, scale, np.float32)
     index = np.floor(np.arange(outputs, dtype=np.float32) * step)
@@ -47,32 +48,34 @@ def nearest_map(
         index = np.arange(outputs)
     elif outputs == 2 * size:
         index = np.arange(outputs) // 2
-    return AxisMap.select(np.minimum(index, size - 1), size)
+    return WeightedGather.select(np.minimum(index, size - 1), size)
 
 
 def nearest_exact_map(
     size: int, outputs: int, align_corners: bool, scale: float | None, real: Any
-) -> AxisMap:
+) -> WeightedGather:
     step = _scale(size, outputs, False, scale, np.float32)
     index = np.floor((np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * step)
-    return AxisMap.select(np.minimum(index, size - 1), size)
+    return WeightedGather.select(np.minimum(index, size - 1), size)
 
 
 def linear_map(
     size: int, outputs: int, align_corners: bool, scale: float | None, real: Any
-) -> AxisMap:
+) -> WeightedGather:
     if size == outputs:
-        return AxisMap.select(np.arange(size), size)
+        return WeightedGather.select(np.arange(size), size)
     source = np.maximum(_source(size, outputs, align_corners, scale, real), real(0))
     low = np.minimum(np.floor(source).astype(np.int64), size - 1)
     fraction = np.clip(source - low.astype(real), real(0), real(1))
     high = np.minimum(low + 1, size - 1)
-    return AxisMap(np.stack([low, high], 1), np.stack([real(1) - fraction, fraction], 1), size)
+    return WeightedGather(
+        np.stack([low, high], 1), np.stack([real(1) - fraction, fraction], 1), size
+    )
 
 
 def cubic_map(
     size: int, outputs: int, align_corners: bool, scale: float | None, real: Any
-) -> AxisMap:
+) -> WeightedGather:
     source = _source(size, outputs, align_corners, scale, real)
     low = np.minimum(np.floor(source).astype(np.int64), size - 1)
     t = np.clip(source - low.astype(real), real(0), real(1))
@@ -80,7 +83,7 @@ def cubic_map(
     weights = [_cubic_far(t + real(1), a), _cubic_near(t, a)]
     weights += [_cubic_near(real(1) - t, a), _cubic_far(real(2) - t, a)]
     index = np.clip(low[:, None] + np.arange(-1, 3)[None], 0, size - 1)
-    return AxisMap(index, np.stack(weights, 1), size)
+    return WeightedGather(index, np.stack(weights, 1), size)
 
 
 def _cubic_near(x: Any, a: Any) -> Any:
@@ -105,12 +108,12 @@ def _lanczos(x: Any) -> Any:
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
 
 
-def _antialiased(kernel: Callable[[Any], Any], taps: int) -> Callable[..., AxisMap]:
+def _antialiased(kernel: Callable[[Any], Any], taps: int) -> Callable[..., WeightedGather]:
     """Tables of a kernel that widens with the downsampling factor (``_compute_weights_aa``)."""
 
     def table(
         size: int, outputs: int, align_corners: bool, scale: float | None, real: Any
-    ) -> AxisMap:
+    ) -> WeightedGather:
         step = _scale(size, outputs, align_corners, scale, real)
         support = real(taps * 0.5) * max(step, real(1))
         center = step * (np.arange(outputs, dtype=real) + real(0.5))
@@ -123,24 +126,26 @@ def _antialiased(kernel: Callable[[Any], Any], taps: int) -> Callable[..., AxisM
         weight = np.where(index < stop[:, None], weight, 0).astype(real)
         total = weight.sum(1, keepdims=True)
         weight = weight / np.where(total == 0, real(1), total)
-        return AxisMap(np.where(weight != 0, index, start[:, None]).clip(0, size - 1), weight, size)
+        return WeightedGather(
+            np.where(weight != 0, index, start[:, None]).clip(0, size - 1), weight, size
+        )
 
     return table
 
 
 def _maps(
-    table: Callable[..., AxisMap],
+    table: Callable[..., WeightedGather],
     sizes: Sequence[int],
     outputs: Sequence[int],
     align_corners: bool,
     scales: Sequence[float | None],
     dtype: Any,
-) -> list[AxisMap]:
+) -> list[WeightedGather]:
     real = np.float64 if np.dtype(dtype) == np.float64 else np.float32
     return [table(n, m, align_corners, s, real) for n, m, s in zip(sizes, outputs, scales)]
 
 
-def resample(x: jax.Array, maps: Sequence[AxisMap]) -> jax.Array:
+def resample(x: jax.Array, maps: Sequence[WeightedGather]) -> jax.Array:
     """Apply one map an axis to the last axes, the innermost first as ATen does."""
     lead = x.ndim - len(maps)
     selects = all(m.index.shape[1] == 1 for m in maps)
@@ -155,7 +160,7 @@ def resample(x: jax.Array, maps: Sequence[AxisMap]) -> jax.Array:
     return x
 
 
-def _gradient(grad: jax.Array, maps: Sequence[AxisMap]) -> jax.Array:
+def _gradient(grad: jax.Array, maps: Sequence[WeightedGather]) -> jax.Array:
     lead = grad.ndim - len(maps)
     grad = cast(grad, op_math(grad.dtype))
     for i, m in enumerate(maps):
@@ -163,7 +168,9 @@ def _gradient(grad: jax.Array, maps: Sequence[AxisMap]) -> jax.Array:
     return grad
 
 
-def _register(op: str, table: Callable[..., AxisMap], aligned: bool, backward: bool = True) -> None:
+def _register(
+    op: str, table: Callable[..., WeightedGather], aligned: bool, backward: bool = True
+) -> None:
     """Register an op and its gradient.
 
     Args:

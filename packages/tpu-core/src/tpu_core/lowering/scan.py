@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from tpu_core.lowering.dtypes import cast, op_math, to_numpy_dtype
+from tpu_core.lowering.pointwise import log_add_exp
 from tpu_core.lowering.registry import register_table
 
 
@@ -32,13 +33,22 @@ def _cumulative(
     return scan(x, axis=dim % x.ndim) if x.ndim and x.size else x
 
 
+def _log_step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    total = log_add_exp(x, total)
+    return total, total
+
+
 def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
     x = cast(x, op_math(x.dtype))
     if not x.ndim or not x.size:
         return x
     axis = dim % x.ndim
     if np.dtype(x.dtype).kind == "c":
-        return lax.associative_scan(jnp.logaddexp, x, axis=axis)
+        # In order, as on the CPU: the turns that the imaginary part counts depend on it.
+        _, sums = lax.scan(
+            _log_step, jnp.full_like(x.take(0, axis), -jnp.inf), jnp.moveaxis(x, axis, 0)
+        )
+        return jnp.moveaxis(sums, 0, axis)
     return lax.cumlogsumexp(x, axis=axis)
 
 

@@ -48,7 +48,7 @@ def division(x: Any, y: jax.Array, *, rounding_mode: str | None = "floor") -> It
     yield Finding(jnp.any(zero), 0, _ZERO)
 
 
-@check("aten.multinomial.default", level=ALL, applies=has_elements)
+@check("aten.multinomial.default", applies=has_elements)
 def multinomial(
     x: jax.Array, num_samples: int, replacement: bool = False, **_: Any
 ) -> Iterator[Finding]:
@@ -73,12 +73,12 @@ def multinomial(
         yield Finding(jnp.any(mask), 0, fixed(RuntimeError, text))
 
 
-@check("aten.bernoulli.default", level=ALL, applies=has_elements)
+@check("aten.bernoulli.default", applies=has_elements)
 def bernoulli(p: jax.Array, **_: Any) -> Iterator[Finding]:
     yield from _chances(p)
 
 
-@check("aten.bernoulli.Tensor", level=ALL, applies=has_elements)
+@check("aten.bernoulli.Tensor", applies=has_elements)
 def bernoulli_like(x: jax.Array, p: jax.Array, **_: Any) -> Iterator[Finding]:
     yield from _chances(p)
 
@@ -88,21 +88,21 @@ def _chances(p: jax.Array) -> Iterator[Finding]:
         yield Finding(jnp.any(~((p >= 0) & (p <= 1))), 0, _CHANCE)
 
 
-@check("aten.normal.Tensor_Tensor", "aten.normal.float_Tensor", level=ALL, applies=has_elements)
+@check("aten.normal.Tensor_Tensor", "aten.normal.float_Tensor", applies=has_elements)
 def normal(mean: Any, std: jax.Array, **_: Any) -> Iterator[Finding]:
     if std.size:
         text = "normal expects all elements of std >= 0.0"
         yield Finding(jnp.any(~(std >= 0)), 0, fixed(RuntimeError, text))
 
 
-@check("aten.poisson.default", level=ALL, applies=has_elements)
+@check("aten.poisson.default", applies=has_elements)
 def poisson(x: jax.Array, **_: Any) -> Iterator[Finding]:
     if x.size:
         text = "invalid Poisson rate, expected rate to be non-negative"
         yield Finding(jnp.any(~(x >= 0)), 0, fixed(RuntimeError, text))
 
 
-@check("aten.binary_cross_entropy.default", level=ALL, applies=has_elements)
+@check("aten.binary_cross_entropy.default", applies=has_elements)
 def binary_cross_entropy(x: jax.Array, *_: Any, **__: Any) -> Iterator[Finding]:
     if x.size:
         text = "all elements of input should be between 0 and 1"

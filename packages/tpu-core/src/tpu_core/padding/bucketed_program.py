@@ -23,7 +23,7 @@ from tpu_core.padding import (
     shapes,
     windows,
 )
-from tpu_core.padding.interpret import Context, run
+from tpu_core.padding.interpret import PaddingContext, run
 from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size, bucket
@@ -306,7 +306,7 @@ class BucketedProgram:
         def function(*arguments: jax.Array) -> list[jax.Array]:
             *rest, actual = arguments
             space = Space([actual[i] for i in range(len(buckets))], buckets)
-            context = Context(fit, space)
+            context = PaddingContext(fit, space)
             values = [
                 Padded(
                     space.resized(x, [s.value(buckets) for s in shape]), tuple((s,) for s in shape)

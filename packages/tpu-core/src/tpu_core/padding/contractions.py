@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule
+from tpu_core.padding.interpret import PaddingContext, bind, rule
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.sizes import NotPaddableError
 
 
 @rule("dot_general")
-def dot_general(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def dot_general(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     (left_sum, right_sum), (left_batch, right_batch) = eqns[0].params["dimension_numbers"]
     left, right = operands
     for i, j in (*zip(left_sum, right_sum), *zip(left_batch, right_batch)):
@@ -26,7 +28,7 @@ def dot_general(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
 
 @rule("ragged_dot_general")
 def ragged_dot_general(
-    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
 ) -> list[Padded]:
     """Padding is in no group, whose sizes are values: it is not read."""
     numbers = eqns[0].params["ragged_dot_dimension_numbers"]
@@ -49,7 +51,7 @@ def ragged_dot_general(
 
 
 def _same_dim(
-    context: Context, left: Padded, i: int, right: Padded, j: int
+    context: PaddingContext, left: Padded, i: int, right: Padded, j: int
 ) -> tuple[Padded, Padded]:
     """Both operands with one layout of the dims that are matched."""
     have, want = left.dims[i], right.dims[j]
@@ -61,7 +63,9 @@ def _same_dim(
 
 
 @rule("conv_general_dilated", handles=("padding",))
-def convolution(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def convolution(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     left, right = operands
     params = eqns[0].params
     numbers = params["dimension_numbers"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 import tpu_core.padding.bucketed_program  # noqa: F401  # its import registers the rules
-from tpu_core.padding.interpret import Context, run
+from tpu_core.padding.interpret import PaddingContext, run
 from tpu_core.padding.layout import Padded, Space
 from tpu_core.padding.sizes import Fit, NotPaddableError, static
 from tpu_core.padding.symbolic import require_for_all_sizes
@@ -63,7 +63,7 @@ def run_with_dynamic_counts(
     ]
     traces = [trace(s) for s in samples]
     require_for_all_sizes(trace, fit, traces, bounds)
-    results = run(Context(fit, space), traces, values)
+    results = run(PaddingContext(fit, space), traces, values)
     if not all(x.is_static for x in results):
         raise NotPaddableError("a result has a size that is computed")
     return [jnp.asarray(x.array) for x in results]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, joined_dims, rule, same_dims
+from tpu_core.padding.interpret import PaddingContext, bind, joined_dims, rule, same_dims
 from tpu_core.padding.layout import Padded
 
 _NAMES = """
@@ -19,7 +19,9 @@ shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefr
 
 
 @rule(*_NAMES)
-def elementwise(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def elementwise(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     shaped = [x for x in operands if x.dims]
     dims = joined_dims(shaped)
     aligned = iter(same_dims(context, shaped))
@@ -28,6 +30,6 @@ def elementwise(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
 
 
 @rule("optimization_barrier")
-def barrier(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def barrier(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     results = bind(eqns[0], [x.array for x in operands])
     return [Padded(r, x.dims) for r, x in zip(results, operands)]

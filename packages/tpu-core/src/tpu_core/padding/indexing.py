@@ -11,13 +11,13 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule, shape_of
+from tpu_core.padding.interpret import PaddingContext, bind, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.sizes import NotPaddableError, Size
 
 
 @rule("slice", handles=("start_indices", "limit_indices"))
-def slice_(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def slice_(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x = operands[0]
     sizes = context.out(eqns)
     starts = context.sizes([e.params["start_indices"] for e in eqns])
@@ -32,7 +32,9 @@ def slice_(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
     return [x]
 
 
-def _window(context: Context, x: Padded, axis: int, start: Size, size: Size, stride: int) -> Padded:
+def _window(
+    context: PaddingContext, x: Padded, axis: int, start: Size, size: Size, stride: int
+) -> Padded:
     """Part of a dim, from a start that may follow a size."""
     space = context.space
     x = space.as_prefix(x, axis)
@@ -48,7 +50,9 @@ def _window(context: Context, x: Padded, axis: int, start: Size, size: Size, str
 
 
 @rule("dynamic_slice", handles=("slice_sizes",))
-def dynamic_slice(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def dynamic_slice(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     x, *starts = operands
     sizes = context.sizes([e.params["slice_sizes"] for e in eqns])
     first = [s.array for s in starts]
@@ -76,7 +80,7 @@ def dynamic_slice(context: Context, eqns: list[JaxprEqn], operands: list[Padded]
     return [Padded(lax.dynamic_slice(x.array, first, lengths), tuple(dims))]
 
 
-def _clamped(context: Context, x: Padded, axis: int, size: Size, start: Any) -> Any:
+def _clamped(context: PaddingContext, x: Padded, axis: int, size: Size, start: Any) -> Any:
     """A start such that the window ends within what counts, as XLA clamps it."""
     last = jnp.asarray(context.space.count(x.dims[axis])) - context.space.actual(size)
     return jnp.clip(start, 0, jnp.asarray(last, start.dtype))
@@ -84,7 +88,7 @@ def _clamped(context: Context, x: Padded, axis: int, size: Size, start: Any) -> 
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(
-    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
 ) -> list[Padded]:
     x, update, *starts = operands
     first = [s.array for s in starts]
@@ -109,7 +113,7 @@ def dynamic_update_slice(
 
 
 def _written(
-    context: Context, x: Padded, value: Padded, starts: list[Any], varying: list[int]
+    context: PaddingContext, x: Padded, value: Padded, starts: list[Any], varying: list[int]
 ) -> jax.Array:
     """The array with a window overwritten whose lengths vary: padding writes what was there."""
     shape, lengths = x.array.shape, value.array.shape
@@ -130,7 +134,7 @@ def _written(
 
 
 @rule("gather", handles=("slice_sizes",))
-def gather(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def gather(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, indices = operands
     params = eqns[0].params
     numbers = params["dimension_numbers"]
@@ -174,7 +178,7 @@ def gather(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
     return [Padded(array, tuple(dims))]
 
 
-def _indexed(context: Context, eqns: list[JaxprEqn], x: Padded, axis: int) -> Padded:
+def _indexed(context: PaddingContext, eqns: list[JaxprEqn], x: Padded, axis: int) -> Padded:
     """The operand with the padding of a dim that is indexed, not taken whole, at its end."""
     whole_dim = all(e.params["slice_sizes"][axis] == shape_of(e.invars[0])[axis] for e in eqns)
     return x if whole_dim else context.space.as_prefix(x, axis)
@@ -182,7 +186,7 @@ def _indexed(context: Context, eqns: list[JaxprEqn], x: Padded, axis: int) -> Pa
 
 @rule("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min")
 @rule("scatter_min", "scatter-max", "scatter_max")
-def scatter(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def scatter(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, indices, updates = operands
     params = eqns[0].params
     numbers = params["dimension_numbers"]

@@ -22,7 +22,7 @@ from tpu_core.padding.jaxpr_signature import exact_signature
 from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
 from tpu_core.padding.sizes import Fit, NotPaddableError, Size, static
 
-Rule = Callable[["Context", list[JaxprEqn], list[Padded]], list[Padded]]
+Rule = Callable[["PaddingContext", list[JaxprEqn], list[Padded]], list[Padded]]
 RULES: dict[str, Rule] = {}
 # Of each rule the parameters of its primitive that may differ between the traces.
 HANDLED: dict[str, frozenset[str]] = {}
@@ -55,8 +55,8 @@ def rule(*names: str, handles: Sequence[str] = ()) -> Callable[[Rule], Rule]:
     return register
 
 
-class Context:
-    """Context of rules: sizes by their recorded values, and the program's space."""
+class PaddingContext:
+    """Context of padding rules: sizes by their recorded values, and the program's space."""
 
     def __init__(self, fit: Fit, space: Space) -> None:
         self._fit = fit
@@ -99,7 +99,9 @@ class Context:
         return (known.numerator / actual.astype(np.float64)).astype(dtype)
 
 
-def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded]) -> list[Padded]:
+def run(
+    context: PaddingContext, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded]
+) -> list[Padded]:
     """The results of the traced function.
 
     Raises:
@@ -119,7 +121,7 @@ def run(context: Context, traces: Sequence[ClosedJaxpr], inputs: Sequence[Padded
 
 
 def _run(
-    context: Context, traces: list[Jaxpr], consts: Sequence[Padded], inputs: Sequence[Padded]
+    context: PaddingContext, traces: list[Jaxpr], consts: Sequence[Padded], inputs: Sequence[Padded]
 ) -> list[Padded]:
     first, *others = traces
     if any(len(t.eqns) != len(first.eqns) for t in others):
@@ -171,7 +173,7 @@ def _same(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _apply(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def _apply(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     eqn = eqns[0]
     name = eqn.primitive.name
     if name in _CALLS:
@@ -246,7 +248,7 @@ def joined_dims(xs: Sequence[Padded]) -> tuple[Dim, ...]:
     )
 
 
-def same_dims(context: Context, xs: Sequence[Padded]) -> list[Padded]:
+def same_dims(context: PaddingContext, xs: Sequence[Padded]) -> list[Padded]:
     """Operands of one logical shape, brought to the same layout; dims of 1 stay."""
     dims = joined_dims(xs)
     return [

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from tpu_core.padding.interpret import Context, rule, run
+from tpu_core.padding.interpret import PaddingContext, rule, run
 from tpu_core.padding.layout import Dim, Padded
 from tpu_core.padding.sizes import NotPaddableError, Size
 from tpu_core.pjrt.jax_compat import parts_of_scan
@@ -23,7 +23,7 @@ class _Body:
     """A function of the trace, called inside a JAX loop with padded arrays of fixed layouts.
 
     Args:
-        context: Context of the rules.
+        context: PaddingContext of the rules.
         traces: The function, one a recording.
         consts: Its first operands, which are the same in each call.
         layouts: The layouts of its other operands.
@@ -31,7 +31,7 @@ class _Body:
 
     def __init__(
         self,
-        context: Context,
+        context: PaddingContext,
         traces: Sequence[ClosedJaxpr],
         consts: Sequence[Padded],
         layouts: Sequence[Layout],
@@ -76,7 +76,9 @@ def _arrays(values: Sequence[Padded]) -> list[jax.Array]:
 
 
 @rule("while", handles=("cond_jaxpr", "body_jaxpr"))
-def while_loop(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def while_loop(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     params = eqns[0].params
     tests, steps, carry = _split(operands, params["cond_nconsts"], params["body_nconsts"])
     layouts = _layouts(carry)
@@ -91,7 +93,7 @@ def while_loop(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -
 
 
 @rule("cond", handles=("branches",))
-def cond(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def cond(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     index, *rest = operands
     if len({len(e.params["branches"]) for e in eqns}) > 1:
         raise NotPaddableError("its ops depend on a size")
@@ -109,7 +111,7 @@ def cond(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
 
 
 @rule("scan", handles=("length", "jaxpr"))
-def scan(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def scan(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     params = eqns[0].params
     length = context.size([e.params["length"] for e in eqns])
     consts, carry, xs = parts_of_scan(eqns[0], operands)
@@ -137,7 +139,7 @@ def scan(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
 
 
 def _counted(
-    context: Context,
+    context: PaddingContext,
     step: Callable[[list[jax.Array], list[jax.Array]], tuple[Any, Any]],
     carry: list[jax.Array],
     xs: list[jax.Array],

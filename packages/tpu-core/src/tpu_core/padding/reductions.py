@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule, same_dims
+from tpu_core.padding.interpret import PaddingContext, bind, rule, same_dims
 from tpu_core.padding.layout import Padded, is_static, replaced
 
 
@@ -40,7 +40,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 @rule(*(f"reduce_{kind}" for kind in ("sum", "prod", "max", "min", "or", "and", "xor")))
-def reduce(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def reduce(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     (x,), axes = operands, eqns[0].params["axes"]
     neutral = _NEUTRAL[eqns[0].primitive.name.removeprefix("reduce_")](x.array.dtype)
     array = context.space.mask(x, axes, neutral)
@@ -49,7 +49,7 @@ def reduce(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
 
 
 @rule("argmax", "argmin")
-def argmax(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def argmax(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     (x,), (axis,) = operands, eqns[0].params["axes"]
     worst = lowest if eqns[0].primitive.name == "argmax" else highest
     array = context.space.mask(x, [axis], worst(x.array.dtype))
@@ -59,7 +59,7 @@ def argmax(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> li
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def cumulate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def cumulate(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     axis = eqns[0].params["axis"]
     x = context.space.as_prefix(operands[0], axis)
     neutral = _NEUTRAL[eqns[0].primitive.name.removeprefix("cum")](x.array.dtype)
@@ -68,7 +68,7 @@ def cumulate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> 
 
 
 @rule("sort")
-def sort(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def sort(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     axis, keys = eqns[0].params["dimension"], eqns[0].params["num_keys"]
     xs = same_dims(context, [context.space.as_prefix(x, axis) for x in operands])
     arrays = [x.array for x in xs]
@@ -89,7 +89,7 @@ def sort(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
 
 
 @rule("top_k", handles=("k",))
-def top_k(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def top_k(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     axis = eqns[0].params.get("axis", operands[0].array.ndim - 1) % operands[0].array.ndim
     x = context.space.as_prefix(operands[0], axis)
     size = context.out(eqns)[axis]

@@ -10,14 +10,14 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule, shape_of
+from tpu_core.padding.interpret import PaddingContext, bind, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, merge, replaced
 from tpu_core.padding.sizes import NotPaddableError, Size, static
 
 
 @rule("broadcast_in_dim", handles=("shape",))
 def broadcast_in_dim(
-    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
 ) -> list[Padded]:
     x = operands[0]
     sizes = context.sizes([e.params["shape"] for e in eqns])
@@ -35,20 +35,22 @@ def broadcast_in_dim(
 
 
 @rule("squeeze")
-def squeeze(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def squeeze(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, gone = operands[0], eqns[0].params["dimensions"]
     dims = tuple(d for i, d in enumerate(x.dims) if i not in gone)
     return [Padded(lax.squeeze(x.array, gone), dims)]
 
 
 @rule("transpose")
-def transpose(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def transpose(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     x, order = operands[0], eqns[0].params["permutation"]
     return [Padded(lax.transpose(x.array, order), tuple(x.dims[i] for i in order))]
 
 
 @rule("reshape", handles=("new_sizes",))
-def reshape(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def reshape(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     if eqns[0].params["dimensions"] is not None:
         raise NotPaddableError("a reshape that permutes")
     x = operands[0]
@@ -102,7 +104,7 @@ def _content(size: Size) -> int:
     return size.offset if size.is_static else math.gcd(size.scale, size.offset)
 
 
-def _reshape_by_index(context: Context, x: Padded, sizes: tuple[Size, ...]) -> Padded:
+def _reshape_by_index(context: PaddingContext, x: Padded, sizes: tuple[Size, ...]) -> Padded:
     """A reshape across padding: each element is fetched from where it lies."""
     space = context.space
     shape = tuple(space.padded(s) for s in sizes)
@@ -121,7 +123,7 @@ def _reshape_by_index(context: Context, x: Padded, sizes: tuple[Size, ...]) -> P
 
 
 @rule("iota", handles=("shape",))
-def iota(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def iota(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     sizes = context.sizes([e.params["shape"] for e in eqns])
     shape = tuple(context.space.padded(s) for s in sizes)
     params = eqns[0].params
@@ -131,7 +133,7 @@ def iota(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list
 
 
 @rule("rev")
-def rev(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def rev(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x = operands[0]
     for axis in eqns[0].params["dimensions"]:
         x = context.space.as_prefix(x, axis)
@@ -142,7 +144,9 @@ def rev(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[
 
 
 @rule("concatenate")
-def concatenate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def concatenate(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     axis = eqns[0].params["dimension"]
     sizes = context.out(eqns)
     if all(is_static(x.dims[axis]) for x in operands):
@@ -167,7 +171,7 @@ def concatenate(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) 
 
 
 @rule("stack")
-def stack(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def stack(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     axis = eqns[0].params["axis"]
     one = (static(1),)
     rows = [
@@ -179,7 +183,7 @@ def stack(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> lis
     return [Padded(array, replaced(aligned[0].dims, axis, (static(len(aligned)),)))]
 
 
-def _same_but(context: Context, xs: list[Padded], axis: int) -> list[Padded]:
+def _same_but(context: PaddingContext, xs: list[Padded], axis: int) -> list[Padded]:
     """Operands brought to the same layout in all dims but one."""
     others = [Padded(x.array, (*x.dims[:axis], *x.dims[axis + 1 :])) for x in xs]
     dims = []
@@ -190,7 +194,7 @@ def _same_but(context: Context, xs: list[Padded], axis: int) -> list[Padded]:
 
 
 @rule("pad", handles=("padding_config",))
-def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def pad(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x, value = operands
     sizes = context.out(eqns)
     config = []
@@ -217,7 +221,7 @@ def pad(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[
     return [Padded(lax.pad(x.array, value.array, config), tuple(dims))]
 
 
-def _pad_by_size(context: Context, x: Padded, value: Padded, axis: int, low: Size) -> Padded:
+def _pad_by_size(context: PaddingContext, x: Padded, value: Padded, axis: int, low: Size) -> Padded:
     """Padding in front whose length follows a size; a negative length removes elements there."""
     x = context.space.as_prefix(x, axis)
     array = context.space.mask(x, [axis], value.array)
@@ -235,7 +239,7 @@ def _pad_by_size(context: Context, x: Padded, value: Padded, axis: int, low: Siz
 
 
 @rule("split")
-def split(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def split(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     axis = eqns[0].params["axis"]
     x = operands[0]
     if not is_static(x.dims[axis]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import Context, bind, rule, same_dims
+from tpu_core.padding.interpret import PaddingContext, bind, rule, same_dims
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
 from tpu_core.padding.reductions import highest, lowest
 from tpu_core.padding.sizes import NotPaddableError
@@ -16,7 +16,9 @@ _NEUTRAL = {"sum": lambda _: 0, "max": lowest, "min": highest}
     *("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window"),
     handles=("padding",),
 )
-def reduce_window(context: Context, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+def reduce_window(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
     x, *rest = operands
     kind = eqns[0].primitive.name.removeprefix("reduce_window").removeprefix("_")
     params = eqns[0].params
@@ -58,7 +60,7 @@ def _along(eqn: JaxprEqn, axis: int) -> tuple[int, ...]:
 
 @rule("select_and_scatter_add")
 def select_and_scatter_add(
-    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
 ) -> list[Padded]:
     source, operand = operands
     for axis, dim in enumerate(operand.dims):
@@ -73,7 +75,7 @@ def select_and_scatter_add(
 
 @rule("select_and_gather_add")
 def select_and_gather_add(
-    context: Context, eqns: list[JaxprEqn], operands: list[Padded]
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
 ) -> list[Padded]:
     tangents, operand = same_dims(context, operands)
     sizes = context.out(eqns)

@@ -288,12 +288,15 @@ void random_(ThreefryKey key, torch::jit::Stack& stack) {
   });
 }
 
+// As ATen's Distributions.cpp, which raises for more.
+constexpr int64_t kMostCategories = int64_t{1} << 24;
+
 bool takes_multinomial(c10::ArrayRef<c10::IValue> args) {
   const auto& p = args[0].toTensor();
   const auto samples = args[1].toInt();
   const bool replaces = args[2].toBool();
   return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.dim() >= 1 &&
-      p.dim() <= 2 && p.size(-1) > 0 && samples >= 1 && samples <= p.size(-1) &&
+      p.dim() <= 2 && p.size(-1) > 0 && p.size(-1) <= kMostCategories && samples >= 1 && samples <= p.size(-1) &&
       (!replaces || samples == 1);
 }
 

@@ -13,8 +13,8 @@ namespace {
 std::terminate_handler g_former = nullptr;
 
 void on_terminate() {
-  // Of a thread that is ended there is no exception.
-  if (interpreter_ends() && !handles_signals() && !std::current_exception()) park();
+  // The exception is not asked for: a thread that is ended within a catch block has that one.
+  if (interpreter_ends() && !handles_signals()) park();
   if (g_former) g_former();
   std::abort();
 }

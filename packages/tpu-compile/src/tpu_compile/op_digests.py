@@ -14,7 +14,7 @@ from tpu_compile.sizes import SYMBOLIC, Sizes
 from tpu_core.extend import avals
 
 
-def identities(module: GraphModule, sizes: Sizes) -> Iterator[str]:
+def op_digests(module: GraphModule, sizes: Sizes) -> Iterator[str]:
     """The identity of each op that has one, else the digest of its package where that is another.
 
     Args:
@@ -40,4 +40,4 @@ def identities(module: GraphModule, sizes: Sizes) -> Iterator[str]:
         elif entry is not None and (source := entry.key_part()):
             yield source
         for body in subgraphs(node):
-            yield from identities(body, sizes)
+            yield from op_digests(body, sizes)

@@ -21,7 +21,7 @@ _NEVER_FUSED = frozenset(
 )
 
 
-class Depths:
+class FusionDepths:
     """Number of consecutive ops that each value of a segment depends on, since the last barrier."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ _RUNS = 4
 
 
 @dataclass(frozen=True)
-class AxisMap:
+class WeightedGather:
     """``y[i] = sum_j weight[i, j] * x[index[i, j]]``.
 
     Attributes:
@@ -34,12 +34,12 @@ class AxisMap:
     size: int
 
     @staticmethod
-    def select(index: Any, size: int) -> AxisMap:
+    def select(index: Any, size: int) -> WeightedGather:
         """The map ``y[i] = x[index[i]]``."""
         index = np.asarray(index, np.int64).reshape(-1, 1)
-        return AxisMap(index, np.ones(index.shape), size)
+        return WeightedGather(index, np.ones(index.shape), size)
 
-    def transpose(self) -> AxisMap:
+    def transpose(self) -> WeightedGather:
         """The map of the gradient, from outputs back to inputs."""
         terms: list[dict[int, float]] = [{} for _ in range(self.size)]
         for i, (sources, weights) in enumerate(zip(self.index.tolist(), self.weight.tolist())):
@@ -52,10 +52,10 @@ class AxisMap:
         for j, t in enumerate(terms):
             index[j, : len(t)] = list(t.keys())
             weight[j, : len(t)] = list(t.values())
-        return AxisMap(index, weight, len(self.index))
+        return WeightedGather(index, weight, len(self.index))
 
 
-def apply(x: jax.Array, axis: int, m: AxisMap) -> jax.Array:
+def apply(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
     """Apply a map along one axis, in ``x``'s dtype. Missing terms never bring in a NaN."""
     outputs, terms = m.index.shape
     shape = (*x.shape[:axis], outputs, *x.shape[axis + 1 :])
