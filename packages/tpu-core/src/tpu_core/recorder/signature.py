@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import torch
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
 from tpu_core.lowering.dtypes import code_of_dtype, dtype_of_code, to_numpy_dtype
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
 from tpu_core.lowering.implementations import choices
 from tpu_core.lowering.precision import precision_name
 from tpu_core.lowering.registry import Lowering
@@ -31,7 +30,6 @@ from tpu_core.recorder import (
 from tpu_core.recorder.dynamic_arguments import sizes_of
 from tpu_core.recorder.error_parity import Refused
 from tpu_core.recorder.functional_variants import (
-    OVERWRITING,
     fill_and_mutate,
     fills_and_mutates,
     functional,
@@ -41,6 +39,7 @@ from tpu_core.recorder.functional_variants import (
     written_arguments,
 )
 from tpu_core.recorder.meta import MetaTensors, is_random, run_meta
+from tpu_core.recorder.template import aval_of, template_of
 
 RECORD, PYTHON, RESIZE = (_C.ENUMS["Signature"][name] for name in ("RECORD", "PYTHON", "RESIZE"))
 
@@ -70,12 +69,46 @@ def _geometry(t: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return code_of_dtype(t.dtype), tuple(t.size()), tuple(t.stride())
 
 
-def _aval(t: Any) -> Any:
-    if isinstance(t, torch.Tensor):
-        return jax.ShapeDtypeStruct(tuple(t.shape), to_numpy_dtype(t.dtype))
-    if isinstance(t, (list, tuple)):
-        return [_aval(x) for x in t]
-    return None
+@dataclass
+class _Results:
+    """New results of a call, as its meta function describes them.
+
+    Attributes:
+        geometry: Of each tensor, dtype code, sizes and strides; None for an undefined one.
+        avals: Shapes and dtypes, as the lowering or graph returns them.
+        lists: Lengths of the lists among the results.
+        constants: Integers, which the meta function knows.
+        not_computed: Positions of the constants among the results: no output of the node.
+    """
+
+    geometry: list[Any] = field(default_factory=list)
+    avals: list[Any] = field(default_factory=list)
+    lists: list[int] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    not_computed: set[int] = field(default_factory=set)
+
+
+def _results(op: torch._ops.OpOverload, result: Any, has_lowering: bool) -> _Results:
+    returns = result if isinstance(result, (tuple, list)) else (result,)
+    if len(op._schema.returns) == 1 and isinstance(result, list):
+        returns = (result,)
+    found = _Results()
+    for r, schema in zip(returns, op._schema.returns):
+        if schema.alias_info and schema.alias_info.is_write:
+            continue
+        if isinstance(r, int) and not isinstance(r, bool):
+            if has_lowering:  # it returns None there; a graph has no number among its results
+                found.not_computed.add(len(found.geometry) + len(found.constants))
+                found.avals.append(None)
+            found.constants.append(r)
+            continue
+        found.avals.append(aval_of(r))
+        if isinstance(r, (list, tuple)):
+            found.lists.append(len(r))
+            found.geometry.extend(_geometry(t) for t in r)
+        else:
+            found.geometry.append(_geometry(r) if isinstance(r, torch.Tensor) else None)
+    return found
 
 
 def new_signature(
@@ -93,12 +126,8 @@ def new_signature(
         what is computed.
     """
     entry = lowering_of(op)
-    if (dynamic := data_dependent.needs_python(op, args)) is not None:
-        return PYTHON, dynamic, (), (), ()
-    if any(isinstance(a, int) and a >= 1 << 63 for a in args):
-        return PYTHON, Refused(op).run, (), (), ()  # no number travels in 64 bits without a sign
-    if entry is not None and fills_and_mutates(op):
-        return PYTHON, fill_and_mutate, (), (), ()
+    if (handler := _handler(op, args, entry)) is not None:
+        return PYTHON, handler, (), (), ()
     try:
         result, twins = run_meta(op, args)
     except Refused as refused:
@@ -117,73 +146,29 @@ def new_signature(
     if is_out_variant(op) and (resize := _resize(op, args, twins)) is not None:
         return RESIZE, resize, (), (), ()
 
-    returns = result if isinstance(result, (tuple, list)) else (result,)
-    if len(op._schema.returns) == 1 and isinstance(result, list):
-        returns = (result,)
-    if not op._schema.returns:
-        returns = ()
-    fresh: list[Any] = []
-    avals: list[Any] = []
-    lists: list[int] = []
-    constants: list[int] = []
-    not_computed: set[int] = set()  # numbers that the meta function knows: no output of the node
-    for r, schema in zip(returns, op._schema.returns):
-        if schema.alias_info and schema.alias_info.is_write:
-            continue
-        avals.append(_aval(r))
-        if isinstance(r, (list, tuple)):
-            lists.append(len(r))
-            fresh.extend(_geometry(t) for t in r)
-        elif isinstance(r, torch.Tensor):
-            fresh.append(_geometry(r))
-        elif isinstance(r, int) and not isinstance(r, bool):
-            not_computed.add(len(fresh) + len(constants))
-            constants.append(r)
-            if entry is None:  # a graph has no number among its results, a lowering None
-                avals.pop()
-        else:
-            fresh.append(None)
-
-    read_accesses = [access_of(r) for r in reads]
-    write_accesses = [access_of(w) for w in writes]
+    found = _results(op, result, entry is not None)
     names = set(written_arguments(op))
-    template = _template(op, args, entry, names)
     # A functional overload returns its own results, then the new value of each mutated argument.
     mutated = [
-        _aval(twin)
+        aval_of(twin)
         for a, twin in zip(op._schema.arguments, twins)
         if a.name in names and twin is not None
     ]
-    count = len(fresh)
-    total = count + len(write_accesses)
-    out = (*avals, *mutated)
-    random = bool(entry and entry.draws(args, {}))
-    if entry is not None:
-        contiguous = tuple(x.is_contiguous() for x in args if isinstance(x, torch.Tensor))
-        computed: compute.Compute = compute.LoweringCompute(entry, out, contiguous)
-    else:
-        not_computed.clear()
-        target = functional(op)
-        assert target is not None
-        outs = {a.name for a in op._schema.arguments if a.is_out}
-        functional_args = tuple(
-            _on_meta(t) for a, t in zip(op._schema.arguments, twins) if a.name not in outs
-        )
-        try:
-            computed = compute.GraphCompute(target, functional_args, out)
-        except decompose.UndecomposedOp:
-            return PYTHON, fallback.run_on_cpu, (), (), ()
-        random = is_random(op)
+    try:
+        computed = _compute(op, args, entry, twins, (*found.avals, *mutated))
+    except decompose.UndecomposedOp:
+        return PYTHON, fallback.run_on_cpu, (), (), ()
+    outputs = len(found.geometry) + len(writes) + len(found.not_computed)
     settings = JaxSettings.in_force() if entry is not None and entry.identity else None
     identity = _identity(entry, args, settings)
     node = plan.NodePlan(
         overload_name(op),
-        template,
-        read_accesses,
-        write_accesses,
+        template_of(op, args, entry),
+        [access_of(r) for r in reads],
+        [access_of(w) for w in writes],
         computed,
-        [i for i in range(total + len(not_computed)) if i not in not_computed],
-        random,
+        [i for i in range(outputs) if i not in found.not_computed],
+        is_random(op) if entry is None else bool(entry.draws(args, {})),
         precision_name(),
         choices(),
         sizes_of(op),
@@ -194,7 +179,41 @@ def new_signature(
     if not trial.lowers(node, packs):
         return PYTHON, Refused(op).run, (), (), ()
     node.checks = checked.level_of(node)
-    return RECORD, node, fresh, lists, constants, identity, node.checks > 0
+    return RECORD, node, found.geometry, found.lists, found.constants, identity, node.checks > 0
+
+
+def _handler(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], entry: Lowering | None
+) -> Callable[..., Any] | None:
+    """A function that runs calls of a signature in place of a recording, or None."""
+    if (dynamic := data_dependent.needs_python(op, args)) is not None:
+        return dynamic
+    if any(isinstance(a, int) and a >= 1 << 63 for a in args):
+        return Refused(op).run  # no number travels in 64 bits without a sign
+    return fill_and_mutate if entry is not None and fills_and_mutates(op) else None
+
+
+def _compute(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    entry: Lowering | None,
+    twins: Sequence[Any],
+    out: tuple[Any, ...],
+) -> compute.Compute:
+    """The lowering of a call, or the graph that its decomposition makes.
+
+    Raises:
+        UndecomposedOp: It has neither.
+    """
+    if entry is not None:
+        contiguous = tuple(x.is_contiguous() for x in args if isinstance(x, torch.Tensor))
+        return compute.LoweringCompute(entry, out, contiguous)
+    target = functional(op)
+    assert target is not None
+    arguments = zip(op._schema.arguments, twins)
+    return compute.GraphCompute(
+        target, tuple(_on_meta(t) for a, t in arguments if not a.is_out), out
+    )
 
 
 def _identity(entry: Lowering | None, args: tuple[Any, ...], settings: JaxSettings | None) -> str:
@@ -203,7 +222,7 @@ def _identity(entry: Lowering | None, args: tuple[Any, ...], settings: JaxSettin
     if entry.identity is None:
         return entry.key_part()
     with jax_settings.as_recorded(settings):
-        return entry.key_part(*(_aval(a) if _holds_tensors(a) else a for a in args))
+        return entry.key_part(*(aval_of(a) if _holds_tensors(a) else a for a in args))
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -256,65 +275,3 @@ def _resize(op: torch._ops.OpOverload, args: tuple[Any, ...], twins: list[Any]) 
                 actual[i].as_strided_(shape, strides)
 
     return resize
-
-
-def _template(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], entry: Any, written: set[str]
-) -> list[tuple[str, bool, Any]]:
-    """The arguments with placeholders, walked in the order in which the extension walks them."""
-    from tpu_core.recorder import op_schema
-
-    overwrites = is_out_variant(op) or overload_name(op) in OVERWRITING
-    static = entry.static if entry else None
-    template: list[tuple[str, bool, Any]] = []
-    index = 0
-    scalars = op_schema.takes_scalars(op, entry)
-
-    def tensor(t: Any, is_written: bool) -> Any:
-        nonlocal index
-        if not isinstance(t, torch.Tensor):  # a number that PyTorch had wrapped in a tensor
-            return plan.Number() if isinstance(t, (int, float)) and not isinstance(t, bool) else t
-        if t.device.type == "cpu" and t.dim() == 0 and scalars and not t.is_complex():
-            return plan.Number(to_numpy_dtype(t.dtype))
-        if is_written and overwrites:
-            return plan.written(plan.Blank(_aval(t)))
-        operand = plan.Operand(index)
-        index += 1
-        return plan.written(operand) if is_written else operand
-
-    def number(value: Any, name: str) -> Any:
-        lifted = static is not None and name not in static
-        if lifted and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return plan.Number()
-        return value
-
-    for a, value in zip(op._schema.arguments, args):
-        policy = op_schema.policy_of(op, a)
-        name, keyword = a.name, a.kwarg_only
-        if policy in (op_schema.DROP, op_schema.GENERATOR) or name in DROPPED_ARGUMENTS:
-            continue
-        if a.is_out:
-            name = plan.hidden(name)
-        is_written = a.name in written
-        if value is None:
-            held: Any = None
-        elif policy == op_schema.TENSOR:
-            held = tensor(value, is_written)
-        elif policy == op_schema.TENSOR_LIST:
-            held = [None if t is None else tensor(t, is_written) for t in value]
-        elif policy == op_schema.NUMBER:
-            held = number(value, a.name)
-        elif policy == op_schema.INTEGERS:
-            held = [plan.Number() for _ in value]
-        elif policy == op_schema.NUMBER_LIST:
-            lifted = entry is not None and a.name not in entry.static
-            if lifted and op_schema.alike(value):
-                held = plan.Repeated(len(value))
-            else:
-                held = [number(v, a.name) for v in value]
-        elif str(a.real_type) in ("ScalarType", "Optional[ScalarType]") and isinstance(value, int):
-            held = dtype_of_code(value)
-        else:
-            held = value
-        template.append((name, keyword, held))
-    return template
