@@ -320,12 +320,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert none.returncode == 2 and "called modules on the device 0 times" in none.stderr
     outside = run(tmp_path, SCRIPT, "--eval", "--tolerance", "0.001")
     assert outside.returncode == 1
-    emulated = run(
-        tmp_path,
-        "import torch\ntorch.nn.Linear(2, 2).to('tpu')(torch.ones(2).to('tpu'))",
-        "--emulate",
-        "medium",
-    )
+    emulated = run(tmp_path, PRODUCT, "--emulate", "medium")
     assert emulated.returncode == 0 and "e-03" in emulated.stdout, emulated.stderr
     wrong = run(tmp_path, SCRIPT, "--emulate", "low")
     assert wrong.returncode == 2 and "'low'" in wrong.stderr

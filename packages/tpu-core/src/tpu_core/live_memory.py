@@ -96,41 +96,44 @@ def _dtype_name(code: int) -> str:
 
 def _names(objects: list[Any]) -> dict[int, tuple[str, str]]:
     """Kind and name of storages, by their address."""
+    names: dict[int, tuple[str, str]] = {}
+    for tensor, kind, name in _named_tensors(objects):
+        for address in _addresses(tensor):
+            names.setdefault(address, (kind, name))
+    return names
+
+
+def _named_tensors(objects: list[Any]) -> Iterator[tuple[Any, str, str]]:
+    """Tensors with their kinds and names; of several of a storage the first one counts."""
     # The class itself: `isinstance` would ask proxies, which may load what they stand for.
     modules = [o for o in objects if issubclass(type(o), torch.nn.Module)]
     optimizers = [o for o in objects if issubclass(type(o), torch.optim.Optimizer)]
     tensors = [o for o in objects if issubclass(type(o), torch.Tensor)]
-    names: dict[int, tuple[str, str]] = {}
-
-    def note(tensor: Any, kind: str, name: str) -> None:
-        for address in _addresses(tensor):
-            names.setdefault(address, (kind, name))
-
     parameters: dict[int, str] = {}
     for prefix, module in _roots(modules):
         for name, parameter in module.named_parameters():
             parameters.setdefault(id(parameter), f"{prefix}.{name}")
-            note(parameter, PARAMETERS, f"{prefix}.{name}")
+            yield parameter, PARAMETERS, f"{prefix}.{name}"
         for name, buffer in module.named_buffers():
-            note(buffer, BUFFERS, f"{prefix}.{name}")
-    for tensor in tensors:
-        if type(tensor) is torch.nn.Parameter:
-            note(tensor, PARAMETERS, "")
-    for tensor in tensors:
-        if _is_on_device(tensor) and tensor.is_leaf and tensor.grad is not None:
+            yield buffer, BUFFERS, f"{prefix}.{name}"
+    yield from ((t, PARAMETERS, "") for t in tensors if type(t) is torch.nn.Parameter)
+    on_device = [t for t in tensors if _is_on_device(t)]
+    for tensor in on_device:
+        if tensor.is_leaf and tensor.grad is not None:
             owner = parameters.get(id(tensor), "")
-            note(tensor.grad, GRADIENTS, f"gradient of {owner}" if owner else "")
+            yield tensor.grad, GRADIENTS, f"gradient of {owner}" if owner else ""
     for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
-            if not isinstance(state, dict):
-                continue
+        yield from _states(optimizer, parameters)
+    yield from ((t, TENSORS, "") for t in on_device if t.is_leaf or not t.requires_grad)
+
+
+def _states(
+    optimizer: torch.optim.Optimizer, parameters: dict[int, str]
+) -> Iterator[tuple[Any, str, str]]:
+    for parameter, state in optimizer.state.items():
+        if isinstance(state, dict):
             owner = parameters.get(id(parameter), "a parameter")
-            for key, value in state.items():
-                note(value, OPTIMIZER, f"{key} of {owner}")
-    for tensor in tensors:
-        if _is_on_device(tensor) and not (tensor.requires_grad and not tensor.is_leaf):
-            note(tensor, TENSORS, "")
-    return names
+            yield from ((value, OPTIMIZER, f"{key} of {owner}") for key, value in state.items())
 
 
 def _roots(modules: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:

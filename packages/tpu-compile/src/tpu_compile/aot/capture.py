@@ -142,17 +142,8 @@ def _capture(
                 results = _named(job.step(job.model, *extra, *args, **kwargs), "output")
             else:
                 loss = _loss(job, args, kwargs)
-                results = {"loss": loss.detach()}
-                scopes.name_backward([loss])
-                grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-                scopes.phase("optimizer")
-                for (i, p), grad in zip(trained.items(), grads):
-                    if resumed is not None:
-                        p.grad = grad
-                    elif grad is not None:
-                        results[f"gradient of {state.leaves[i].name}"] = grad
-                if resumed is not None:
-                    OptimizerState.step(resumed)
+                named = {state.leaves[i].name: p for i, p in trained.items()}
+                results = _training_step(loss, named, resumed, scopes)
             after = _buffers_after(state, own)
             if isinstance(losses, LeavingOutLogits):
                 losses.returns((results, after))
@@ -175,6 +166,27 @@ def _capture(
         own = check_spec(name, shape, spec[: len(shape)], job.mesh)
         leaves.append(Leaf(name, "batch", shape, tensor.dtype, own))
     return _finish(graph, leaves, names)
+
+
+def _training_step(
+    loss: torch.Tensor,
+    trained: dict[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    scopes: Scopes,
+) -> dict[str, torch.Tensor]:
+    """Backward pass and optimizer step; without an optimizer the gradients are results."""
+    results = {"loss": loss.detach()}
+    scopes.name_backward([loss])
+    grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    scopes.phase("optimizer")
+    for (name, p), grad in zip(trained.items(), grads):
+        if optimizer is not None:
+            p.grad = grad
+        elif grad is not None:
+            results[f"gradient of {name}"] = grad
+    if optimizer is not None:
+        OptimizerState.step(optimizer)
+    return results
 
 
 def _batch(

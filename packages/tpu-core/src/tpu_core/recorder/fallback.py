@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -107,21 +108,39 @@ def compute_on_host(
 
     copies = [tree_map(to_host, a) for a in args]
     for i, a in enumerate(schema):
-        if "Generator" in str(a.type) and copies[i] is not None:
-            copies[i] = _host_generator(args[i])
-        elif str(a.type) == "Tensor" and isinstance(copies[i], (bool, int, float, complex)):
-            if not (isinstance(copies[i], int) and copies[i] >> 63 not in (0, -1)):
-                copies[i] = _number_as_tensor(copies[i], copies)
+        copies[i] = _host_argument(str(a.type), args[i], copies[i], copies)
     positional = [v for a, v in zip(schema, copies) if not a.kwarg_only]
     keywords = {a.name: v for a, v in zip(schema, copies) if a.kwarg_only}
-    for a in schema:
-        if "device" == a.name and a.kwarg_only:
-            keywords["device"] = torch.device("cpu")
+    if "device" in keywords:
+        keywords["device"] = torch.device("cpu")
     result = (target or op)(*positional, **keywords)
+    originals = _write_back(op, args, copies)
 
+    def to_device(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return originals[id(x)] if id(x) in originals else x.to(device)
+        return x
+
+    return tree_map(to_device, result)
+
+
+def _host_argument(kind: str, given: Any, copy: Any, copies: list[Any]) -> Any:
+    """A copied argument as the CPU's op takes it: a generator, or a number for a tensor."""
+    if "Generator" in kind and copy is not None:
+        return _host_generator(given)
+    if kind == "Tensor" and isinstance(copy, (bool, int, float, complex)):
+        fits = not isinstance(copy, int) or copy >> 63 in (0, -1)
+        return _number_as_tensor(copy, copies) if fits else copy
+    return copy
+
+
+def _write_back(
+    op: torch._ops.OpOverload, args: Sequence[Any], copies: Sequence[Any]
+) -> dict[int, torch.Tensor]:
+    """Copy what the CPU's op wrote into the arguments; returns them by the id of their copies."""
     originals: dict[int, torch.Tensor] = {}
     written = set(written_arguments(op))
-    for a, original, copy in zip(schema, args, copies):
+    for a, original, copy in zip(op._schema.arguments, args, copies):
         if a.name not in written or original is None:
             continue
         pairs = zip(original, copy) if isinstance(original, (list, tuple)) else [(original, copy)]
@@ -130,13 +149,7 @@ def compute_on_host(
                 o.resize_(c.shape)
             o.copy_(c)
             originals[id(c)] = o
-
-    def to_device(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return originals[id(x)] if id(x) in originals else x.to(device)
-        return x
-
-    return tree_map(to_device, result)
+    return originals
 
 
 def _number_as_tensor(number: complex, operands: list[Any]) -> torch.Tensor:
