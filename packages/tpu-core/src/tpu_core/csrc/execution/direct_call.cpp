@@ -68,7 +68,7 @@ DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args, bool tak
     const auto* impl = t.unsafeGetTensorImpl();
     if (!t.is_privateuseone()) {  // a Python number; other CPU tensors are for the long way
       key.add_host_operand(t);
-      return impl->is_wrapped_number() && t.is_cpu();
+      return impl->is_wrapped_number() && t.is_cpu() && is_plain_tensor(t);
     }
     if (!is_plain_tensor(t) || impl->is_wrapped_number()) return false;
     const auto index = static_cast<int16_t>(t.device().index());

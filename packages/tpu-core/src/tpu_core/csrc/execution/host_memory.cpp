@@ -186,6 +186,7 @@ at::Tensor Results::operator()(at::Tensor t) {
       is_dense_strided(t), "tpu: an op gave a tensor of layout ", t.layout(),
       ", and device 'tpu' has dense ones alone.");
   if (t.is_conj() || t.is_neg()) t = t.resolve_conj().resolve_neg();
+  if (t._is_zerotensor()) t = at::zeros(t.sizes(), t.options());  // it has no memory
   const auto* impl = t.storage().unsafeGetStorageImpl();
   if (std::find(operands_.begin(), operands_.end(), impl) != operands_.end()) {
     t = t.clone();

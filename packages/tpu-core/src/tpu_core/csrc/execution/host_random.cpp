@@ -296,8 +296,8 @@ bool takes_multinomial(c10::ArrayRef<c10::IValue> args) {
   const auto samples = args[1].toInt();
   const bool replaces = args[2].toBool();
   return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.dim() >= 1 &&
-      p.dim() <= 2 && p.size(-1) > 0 && p.size(-1) <= kMostCategories && samples >= 1 && samples <= p.size(-1) &&
-      (!replaces || samples == 1);
+      p.dim() <= 2 && p.size(-1) > 0 && p.size(-1) <= kMostCategories && samples >= 1 &&
+      samples <= p.size(-1) && (!replaces || samples == 1);
 }
 
 // The largest of p / e, with e exponential.

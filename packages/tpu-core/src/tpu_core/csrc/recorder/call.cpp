@@ -124,7 +124,8 @@ bool all_alike(c10::ArrayRef<c10::IValue> list) {
 // `item` is a call of the dispatcher.
 template <typename T>
 T element_of(const at::Tensor& t) {
-  return t.is_cpu() ? *t.const_data_ptr<T>() : t.item<T>();
+  const bool has_memory = t.is_cpu() && !t._is_zerotensor();
+  return has_memory ? *t.const_data_ptr<T>() : t.item<T>();
 }
 
 void add_tensor(Call& c, const OpDescription& d, const at::Tensor& t, bool written, bool in_list) {

@@ -56,7 +56,8 @@ int16_t device_index(std::optional<at::Device> device) {
 }
 
 at::Tensor make_empty(
-    at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int16_t device) {
+    at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int16_t device,
+    c10::DispatchKeySet keys = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {
   ensure_initialized();
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, meta.itemsize());
@@ -66,7 +67,6 @@ at::Tensor make_empty(
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes, allocate(nbytes, device, layout),
       device_allocator(), true);
-  constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), keys, meta);
   t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return t;
@@ -114,6 +114,18 @@ at::Tensor empty_memory_format(
   return new_memory(
       sizes, strides, dtype.value_or(c10::typeMetaToScalarType(at::get_default_dtype())),
       device_index(device));
+}
+
+// Zeros of which PyTorch's own rules know: forward derivatives leave them out, even beside infinities. What has
+// no such rule reads memory that was never written, which is zeros.
+at::Tensor efficient_zero_tensor(
+    at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<at::Device> device, std::optional<bool>) {
+  check_sizes(sizes);
+  return make_empty(
+      sizes, c10::contiguous_strides(sizes),
+      dtype.value_or(c10::typeMetaToScalarType(at::get_default_dtype())), device_index(device),
+      c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}));
 }
 
 at::Tensor empty_strided(
@@ -286,6 +298,10 @@ at::Tensor copy_between_devices(const at::Tensor& src, int16_t device) {
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (self.is_same(src)) return self;
+  TORCH_CHECK(
+      !self._is_zerotensor(),
+      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable "
+      "zero tensor.");
   // PyTorch leaves the lazy conjugate and negative bits of a copy to the backend.
   if (src.is_conj()) return copy_(self, at::conj_physical(src.conj()), non_blocking);
   if (src.is_neg()) return copy_(self, at::neg(src._neg_view()), non_blocking);
@@ -498,6 +514,7 @@ at::Tensor own_value(const at::Tensor& t, at::IntArrayRef strides) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty_memory_format);
   m.impl("empty_strided", &empty_strided);
+  m.impl("_efficientzerotensor", &efficient_zero_tensor);
   m.impl("as_strided", &as_strided);
   m.impl("view", [](const at::Tensor& t, at::IntArrayRef s) { return at::native::view(t, s); });
   m.impl("_reshape_alias", [](const at::Tensor& t, at::IntArrayRef s, at::IntArrayRef st) {
