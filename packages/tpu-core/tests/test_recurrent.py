@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from tpu_core import modes
 from tpu_core.metrics import METRICS
@@ -182,6 +183,33 @@ def test_function_transforms() -> None:
     expected = torch.func.grad(lambda v: cpu(v)[0].sum())(x)
     actual = torch.func.grad(lambda v: tpu(v)[0].sum())(x.to("tpu"))
     check([expected.detach()], [actual])
+
+
+@pytest.mark.parametrize("way", ["dual numbers", "dual numbers, frozen", "jvp", "hessian product"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_derivatives(kind: str, way: str) -> None:
+    modules = pair(kind, bidirectional=True)
+    x, tangent = torch.randn(3, 2, 3), torch.randn(3, 2, 3)
+    found = []
+    for module, device in zip(modules, ("cpu", "tpu")):
+        module.requires_grad_("frozen" not in way)
+        v, t = x.to(device), tangent.to(device)
+
+        def call(v: torch.Tensor, module: nn.Module = module) -> torch.Tensor:
+            # On the CPU the library's LSTM has no forward derivative.
+            with torch.backends.mkldnn.flags(enabled=False):
+                return module(v)[0]
+
+        if "dual" in way:
+            with forward_ad.dual_level():
+                dual = call(forward_ad.make_dual(v, t))
+                found.append([y.detach() for y in forward_ad.unpack_dual(dual)])
+        elif way == "jvp":
+            found.append([y.detach() for y in torch.func.jvp(call, (v,), (t,))])
+        else:
+            gradient = torch.func.grad(lambda v: call(v).square().sum())
+            found.append([y.detach() for y in torch.func.jvp(gradient, (v,), (t,))])
+    check(*found)
 
 
 def test_size_of_a_program_does_not_follow_the_length() -> None:

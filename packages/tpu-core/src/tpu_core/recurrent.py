@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 Tensor = torch.Tensor
 
@@ -70,7 +71,7 @@ class _Layer(torch.autograd.Function):
         gates, hx, cx, weight, bias, ys, cells, workspace = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient that is differentiated again
             inputs = [gates, hx, cx, weight, bias]
-            grads = _by_steps(inputs, [grad_ys, grad_cells], ctx.kind, ctx.reverse)
+            grads = _gradients_by_steps(inputs, [grad_ys, grad_cells], ctx.kind, ctx.reverse)
             return *grads, None, None
         grads = torch.ops.tpu.rnn_layer_backward(
             grad_ys, grad_cells, hx, cx, weight, ys, cells, workspace, ctx.kind, ctx.reverse
@@ -87,10 +88,8 @@ class _Layer(torch.autograd.Function):
         )
 
 
-def _by_steps(
-    inputs: list[Tensor | None], grads: list[Tensor | None], kind: str, reverse: bool
-) -> list[Tensor | None]:
-    """Gradients of a layer that can be differentiated, from ATen's ops of each time step."""
+def _by_steps(inputs: Sequence[Tensor | None], kind: str, reverse: bool) -> list[Tensor]:
+    """Results of a layer, and the cells of an LSTM, from pointwise ops of each time step."""
     gates, h, c, weight, bias = inputs
     assert gates is not None and h is not None and weight is not None
     ys, cells = [], []
@@ -110,7 +109,21 @@ def _by_steps(
         else:
             h = (x + hidden).tanh() if kind == "tanh" else (x + hidden).relu()
         ys.append(h)
-    results = [torch.stack(s[::-1] if reverse else s) for s in (ys, cells) if s]
+    return [torch.stack(s[::-1] if reverse else s) for s in (ys, cells) if s]
+
+
+def _layer_by_steps(*inputs: Any) -> tuple[Tensor, Tensor, None]:
+    """A layer whose forward derivative PyTorch knows; it has none of a fused cell's."""
+    *tensors, kind, reverse = inputs
+    results = _by_steps(tensors, kind, reverse)
+    return results[0], results[-1], None
+
+
+def _gradients_by_steps(
+    inputs: list[Tensor | None], grads: list[Tensor | None], kind: str, reverse: bool
+) -> list[Tensor | None]:
+    """Gradients of a layer that can be differentiated, from ATen's ops of each time step."""
+    results = _by_steps(inputs, kind, reverse)
     pairs = [(r, g) for r, g in zip(results, grads) if g is not None]
     wanted = [x for x in inputs if x is not None and x.requires_grad]
     found = iter(
@@ -138,7 +151,10 @@ def _run(
     states = list(hx) if kind == "lstm" else [hx]
     directions = 2 if bidirectional else 1
     count = 4 if has_biases else 2
-    if not _usual(kind, x, states, params, num_layers, directions, count, batch_first):
+    transforms = torch._C._are_functorch_transforms_active()
+    has_tangents = _has_tangents((x, *states, *params), transforms)
+    usual = _usual(kind, x, states, params, num_layers, directions, count, batch_first)
+    if not usual or (transforms and not has_tangents):
         arguments = (x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
         # PyTorch's own path, a time step after the other. No public call picks a kernel of an
         # overload by its key, and the stubs know only those.
@@ -148,6 +164,8 @@ def _run(
     x = x.transpose(0, 1) if batch_first else x
     differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *states, *params))
     run_layer = _Layer.apply if differentiates else torch.ops.tpu.rnn_layer
+    if has_tangents:
+        run_layer = _layer_by_steps
     last: list[list[Tensor]] = [[] for _ in states]
     for layer in range(num_layers):
         outputs = []
@@ -175,6 +193,17 @@ def _run(
     return x.transpose(0, 1) if batch_first else x, *(torch.stack(kept) for kept in last)
 
 
+def _has_tangents(tensors: Sequence[Tensor], transforms: bool) -> bool:
+    """Return whether a call has a forward-mode derivative, by dual numbers or by `torch.func`."""
+    if transforms:
+        functorch = torch._C._functorch
+        stack = functorch.get_interpreter_stack() or ()
+        return any(layer.key() == functorch.TransformType.Jvp for layer in stack)
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
 def _usual(
     kind: str,
     x: Tensor,
@@ -188,7 +217,7 @@ def _usual(
     """Return whether the layers are without projections, and what they get fits; else ATen says
     why.
     """
-    if torch._C._are_functorch_transforms_active() or x.dim() != 3 or not x.numel():
+    if x.dim() != 3 or not x.numel():
         return False
     if len(states) != (2 if kind == "lstm" else 1) or len(params) != layers * directions * count:
         return False

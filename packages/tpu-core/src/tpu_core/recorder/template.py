@@ -1,4 +1,4 @@
-"""Arguments of a recorded call with placeholders for its tensors and lifted numbers."""
+"""Arguments of a recorded call, with placeholders for tensors and runtime scalars."""
 
 from __future__ import annotations
 
