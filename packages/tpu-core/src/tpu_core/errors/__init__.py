@@ -370,7 +370,8 @@ class CacheWarning(TpuWarning):
     """The executable cache cannot be used, or an entry in it was dropped.
 
     **How it happens.** The folder cannot be written, belongs to another user, can be written by
-    others, or an entry is truncated, corrupt or not ours. A dropped entry is compiled again.
+    others, or an entry is truncated, corrupt or not ours. A dropped entry is compiled again. A
+    program that is larger than `TPU_CACHE_SIZE` is not stored.
     Entries are executable code, therefore a folder that others can write is refused: programs are
     then kept in memory only. The shared cache that `TPU_CACHE_URL` names may not answer, refuse the
     credentials, or need a package of fsspec's that is not installed: it is then left alone for a
