@@ -135,6 +135,7 @@ def gradient_leaves(op: str, argument: str, gradient: Any, like: Any) -> list[An
         JaxFunctionError: The gradient's structure is not the argument's, or a shape of it is none
             that autograd sums to the argument's.
     """
+    tree: Any
     arrays, tree = jax.tree_util.tree_flatten(like)
     if gradient is None:
         return [None] * len(arrays)
