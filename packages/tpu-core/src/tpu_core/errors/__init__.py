@@ -402,6 +402,9 @@ class ConfigurationError(TpuError, ValueError):
       valid: debug, strict, fused
     ```
 
+    `tpu_core.config.override` raises it, too, for a setting that the device reads when it starts
+    (`TPU_NUM_DEVICES`), once it has: the block would not see the change.
+
     **How to fix it.** Correct the value, or unset the variable to get the default. All variables
     and their defaults are listed on the configuration page; `tpu doctor` shows which are set.
     """
