@@ -218,7 +218,7 @@ def fsdp(axis: str = "data", base: Rules = None) -> RuleFunction:
         base: Rules of tensor parallelism: ``axis`` divides the largest of the other dimensions.
 
     Raises:
-        MeshError: When a plan is made: its mesh has no such axis.
+        MeshError: Its mesh has no such axis; as a plan is made, not by this call.
 
     Example:
         >>> rules = fsdp("data", {"*.up.weight": ("model", None), "*.down.weight": (None, "model")})
