@@ -70,12 +70,22 @@ def _cell(value: Any) -> str:
 
 
 def report(title: str, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Print the rows as a table and append them to ``--json``."""
+    """Print the rows as a table and append them to ``--json``.
+
+    Args:
+        title: Title of the table.
+        rows: Values by column. A row may lack columns, and have others in another order.
+        options: Of the command line, by `arguments`.
+    """
     table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    columns: dict[str, Any] = {}
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        for name, value in row.items():
+            columns.setdefault(name, value)
+    for name, value in columns.items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in columns))
     where = machine()
     # In a file or a pipe a table is not broken to a terminal's width.
     console = Console(width=None if sys.stdout.isatty() else 180)

@@ -104,8 +104,8 @@ def measure(job: Job, steps: int, units: int, compiles: Callable[[], float]) -> 
     Units are timed once two have run and the last compiled nothing, or after `_MOST_UNTIMED`.
 
     Returns:
-        Seconds of the first step and until the units are steady, medians of a unit's step, what
-        was compiled and when, memory, and the first results.
+        Seconds of the first step and until the units are steady, medians of a unit's step and how
+        far the units lie apart, what was compiled and when, memory, and the first results.
     """
     walls, cpus, results, marks = [], [], [], {}
     compiled_before, done = compiles(), 0
@@ -133,6 +133,7 @@ def measure(job: Job, steps: int, units: int, compiles: Callable[[], float]) -> 
     until_steady = walls[0] + sum(walls[1:steady]) * steps
     figures = {
         "cpu_ms": cpu_median * 1e3,
+        "cpu_spread": (max(cpus[timed]) - min(cpus[timed])) / cpu_median,
         "wall_ms": wall_median * 1e3,
         "first_s": walls[0],
         "first_cpu_s": cpus[0],

@@ -142,6 +142,7 @@ def row(runner: str, f: dict[str, Any]) -> dict[str, Any]:
     return {
         "runner": runner,
         "CPU (ms)": f["cpu_ms"],
+        "its spread (%)": f["cpu_spread"] * 100,
         "wall, all cores (ms)": warm.get("wall_ms"),
         "first step (s)": f["first_s"],
         "its CPU (s)": f["first_cpu_s"],

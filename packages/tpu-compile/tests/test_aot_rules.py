@@ -113,3 +113,16 @@ def test_a_part_is_the_shape_over_its_axes() -> None:
 
 def test_fsdp_leaves_alone_what_it_cannot_divide() -> None:
     assert spec_of("w", nn.Parameter(torch.empty(7)), fsdp("data"), MESH) == (None,)
+
+
+def test_fsdp_over_an_axis_that_the_mesh_lacks() -> None:
+    with pytest.raises(MeshError, match="over 'data', which is not an axis of the mesh") as raised:
+        spec_of("w", torch.empty(8, 16), fsdp(), {"fsdp": 4, "model": 2})
+    assert "Name one of its axes, fsdp, model" in str(raised.value)
+
+
+@pytest.mark.parametrize("dim", [2, -3])
+def test_a_placement_of_a_dimension_that_the_tensor_lacks(dim: int) -> None:
+    told = rf"'w' has the placement .*{dim}.* over 'data', and it has 2 dimensions"
+    with pytest.raises(MeshError, match=told):
+        spec_of("w", torch.empty(8, 16), {"w": {"data": Shard(dim)}}, MESH)

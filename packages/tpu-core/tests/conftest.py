@@ -23,6 +23,12 @@ def host() -> Iterator[None]:
 
 
 @pytest.fixture
+def tier(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The tiers that a test is parametrized with (``indirect=True``)."""
+    yield from _in_force(request.param, config().tier_patience)
+
+
+@pytest.fixture
 def restless() -> Iterator[None]:
     """Segments go over to programs when they come for the third time."""
     yield from _in_force("auto", 0.0)

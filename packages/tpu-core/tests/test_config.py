@@ -21,6 +21,12 @@ from tpu_core.config.spelling import misspelt_variables
 from tpu_core.errors import ConfigurationError, TpuError
 
 
+@pytest.fixture
+def not_started(monkeypatch):
+    """A process whose device has not started."""
+    monkeypatch.setattr(module, "_at_start", None)
+
+
 def test_defaults_of_an_empty_environment():
     found = from_environment({})
     assert found.platform is None
@@ -89,6 +95,20 @@ def test_an_invalid_value_is_refused_with_what_is_valid(env, text, valid):
     assert isinstance(raised.value, (TpuError, ValueError))
 
 
+def test_modes_of_other_packages_are_valid_and_listed(monkeypatch):
+    from importlib import metadata
+
+    mode = metadata.EntryPoint("lazy", "acme:MODE", "tpu_core.modes")
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: metadata.EntryPoints([mode]).select(group=group)
+    )
+    assert from_environment({"TPU_EAGER_MODE": "lazy"}).eager_mode == "lazy"
+    with pytest.raises(ConfigurationError, match="valid: debug, strict, fused, lazy"):
+        from_environment({"TPU_EAGER_MODE": "lasy"})
+    with pytest.raises(ConfigurationError, match="valid: warn, error, allow\n"):
+        from_environment({"TPU_FALLBACK": "lazy"})
+
+
 def test_an_empty_variable_counts_as_unset():
     assert from_environment({"TPU_EAGER_MODE": "", "TPU_NUM_DEVICES": " "}) == from_environment({})
 
@@ -101,7 +121,7 @@ def test_sizes_are_in_binary_units(text, size):
     assert module.from_environment({"TPU_MEMORY_LIMIT": text}).memory_limit == size
 
 
-def test_override_changes_a_block_and_nests():
+def test_override_changes_a_block_and_nests(not_started):
     before = config()
     with override(fallback="error", cache_size="500M") as outer:
         assert config() is outer
@@ -122,7 +142,7 @@ def test_override_is_undone_after_an_error():
     assert config() is before
 
 
-def test_override_refuses_invalid_values_and_unknown_fields():
+def test_override_refuses_invalid_values_and_unknown_fields(not_started):
     with pytest.raises(ConfigurationError, match="TPU_FALLBACK='never' is not valid"):
         with override(fallback="never"):
             pass
@@ -133,6 +153,34 @@ def test_override_refuses_invalid_values_and_unknown_fields():
     with pytest.raises(ConfigurationError, match="TPU_CACHE_SIZE='None' is not valid"):
         with override(cache_size=None):
             pass
+
+
+def test_override_refuses_what_the_device_has_read(not_started):
+    with override(num_devices=8):
+        module.started()
+        with override(num_devices=8, fallback="error"):
+            assert config().fallback == "error"
+        before = config()
+        message = "The device has started, and settings that it reads then cannot be changed"
+        with pytest.raises(ConfigurationError, match=message) as raised:
+            with override(num_devices=4, tiers="host", fallback="error"):
+                pass
+        assert raised.value.values == {"TPU_NUM_DEVICES": 4, "TPU_TIERS": "host"}
+        assert config() is before
+    # The value that the device has read, and the one that is in force, change nothing.
+    with override(num_devices=8), override(num_devices=8):
+        pass
+    with override(num_devices=config().num_devices):
+        pass
+
+
+def test_starting_the_device_is_noted():
+    import torch
+
+    torch.ones(1, device="tpu")
+    other = "host" if config().tiers != "host" else "auto"
+    with pytest.raises(ConfigurationError, match="TPU_TIERS: "), override(tiers=other):
+        pass
 
 
 def test_override_is_not_seen_by_other_threads():
@@ -188,4 +236,5 @@ def test_every_field_has_a_variable_and_a_row_on_the_docs_page():
         assert spec.doc in row
         assert f"`{spec.name}` |" in row
         assert spec.kind.valid in row
+    assert "`TPU_NUM_DEVICES`" in page.split("refuses to change them:")[1]
     assert str(Path.home()) not in page

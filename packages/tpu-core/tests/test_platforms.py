@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_core import platforms
+from tpu_core import config, platforms
 from tpu_core.config import override
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.pjrt import chips
 
 VM = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_ID": "0"}
+
+
+@pytest.fixture(autouse=True)
+def not_started(monkeypatch):
+    """A process whose device has not started."""
+    monkeypatch.setattr(config, "_at_start", None)
 
 
 def make_machine(root, accel=0, vfio=0, pci=(), other_pci=()):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -378,6 +381,39 @@ def test_files_are_written_where_the_block_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError), torch.tpu.profiler.trace(tmp_path) as taken:
         raise ValueError("of the user's")
     assert taken.xplane.exists() and taken.perfetto.exists()
+
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+store = dist.FileStore(f"{folder}/store", 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+with torch.tpu.profiler.trace(f"{folder}/profiles"):
+    torch.ones(2, device="tpu").sum().item()
+"""
+
+
+def test_ranks_that_no_launcher_numbers_write_files_of_their_own(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "RANK"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [f"Profile of rank {i} in" in text for i, text in enumerate(printed)] == [True, True]
+    (run,) = (tmp_path / "profiles" / "plugins" / "profile").iterdir()
+    for rank in range(2):
+        assert len(list(run.glob(f"*.rank{rank}.xplane.pb"))) == 1
+        assert len(list(run.glob(f"*.rank{rank}.perfetto.json.gz"))) == 1
 
 
 def test_tools_of_xprof_say_what_to_install(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from mistakes import MISTAKES, RIGHT, complaint
 from tpu_core import modes
-from tpu_core.config import override
 
 
 @pytest.fixture(params=modes.names())
@@ -82,8 +81,10 @@ def test_a_mistake_in_large_tensors_costs_no_memory():
         x + x[:, 1:]
 
 
+@pytest.mark.parametrize("tier", ["compiled"], indirect=True)
+@pytest.mark.usefixtures("tier")
 def test_a_dtype_that_xla_lacks_is_named_where_an_operator_meets_it():
     """Python's operators turn a TypeError into "unsupported operand types", without the dtype."""
     x, y = torch.ones(3, device="tpu").half(), torch.ones(3, dtype=torch.complex32)
-    with override(tiers="compiled"), pytest.raises(NotImplementedError, match="complex32"):
+    with pytest.raises(NotImplementedError, match="complex32"):
         x + y.to("tpu")

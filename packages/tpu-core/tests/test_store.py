@@ -320,11 +320,24 @@ def test_the_limit_holds_against_what_other_processes_wrote(tmp_path):
     assert mine.size() <= 50_000
 
 
-def test_an_entry_larger_than_the_limit_is_not_stored(tmp_path):
+def test_an_entry_larger_than_the_limit_is_not_stored_with_one_warning(tmp_path):
     store = ExecutableStore(tmp_path / "cache", 1000)
     assert store.put("small", bytes(10), {})
-    assert store.put("large", bytes(2000), {}) is False
+    with pytest.warns(CacheWarning, match=r"of 2\.\d\d KiB is larger .* limit of 1000 B") as caught:
+        assert store.put("large", bytes(2000), {}) is False
+        assert store.put("larger", bytes(3000), {}) is False
+    assert len(caught) == 1
+    assert "TPU_CACHE_SIZE" in str(caught[0].message)
     assert store.get("small") is not None
+    assert store.get("large") is None
+
+
+def test_a_limit_of_zero_stores_nothing_in_silence(tmp_path):
+    store = ExecutableStore(tmp_path / "cache", 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.put("key", b"payload", {}) is False
+    assert not store.directory.exists()
 
 
 def test_ls_is_sorted_by_last_use_and_skips_damage(store):

@@ -147,6 +147,41 @@ def test_a_backward_that_was_given() -> None:
     assert x.grad is not None and x.grad.tolist() == [200, 200]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_backward_may_leave_broadcast_dimensions_to_be_summed(compiled: bool) -> None:
+    def add(x: jax.Array, bias: jax.Array, scale: jax.Array) -> jax.Array:
+        return (x + bias) * scale
+
+    def backward(grad: jax.Array, x: Any, bias: Any, scale: Any) -> tuple[Any, ...]:
+        return grad * scale, grad * scale, grad * (x + bias)
+
+    op = make(add, backward=backward)
+    for rows in (2, 5):
+        given = [torch.randn(rows, 3), torch.randn(3), torch.randn(rows, 1)]
+        ours, theirs = ([t.to(device).requires_grad_() for t in given] for device in ("tpu", "cpu"))
+        f = (
+            torch.compile(lambda *a: op(*a) * 2, dynamic=True)
+            if compiled
+            else lambda *a: op(*a) * 2
+        )
+        f(*ours).sum().backward()
+        x, bias, scale = theirs
+        ((x + bias) * scale * 2).sum().backward()
+        for a, b in zip(ours, theirs):
+            torch.testing.assert_close(a.grad.cpu(), b.grad)
+
+
+def test_a_backward_of_a_pytree_with_none() -> None:
+    def total(p: dict[str, jax.Array], extra: jax.Array | None = None) -> jax.Array:
+        return p["a"].sum() + p["b"].sum()
+
+    op = make(total, backward=lambda g, p, extra: ({"a": None, "b": g * p["b"]}, None))
+    a, b = (torch.full((3,), n, device="tpu", requires_grad=True) for n in (2.0, 3.0))
+    op({"a": a, "b": b}).backward()
+    assert b.grad is not None and b.grad.tolist() == [3, 3, 3]
+    assert a.grad is not None and a.grad.tolist() == [0, 0, 0]
+
+
 def test_an_op_that_is_not_differentiable() -> None:
     op = make(lambda x: x * 2, differentiable=False)
     assert not op(torch.ones(2, device="tpu", requires_grad=True)).requires_grad

@@ -209,6 +209,49 @@ def test_a_gradient_with_a_wrong_number_of_values() -> None:
         op(x, x).sum().backward()
 
 
+def test_a_backward_of_an_op_that_is_not_differentiable() -> None:
+    with pytest.raises(ValueError, match="differentiable=False has no use for it"):
+        make(lambda x: x, backward=lambda g, x: (g,), differentiable=False)
+
+
+def total(p: dict[str, jax.Array]) -> jax.Array:
+    return p["a"].sum() + p["b"].sum()
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        lambda p: {"a": p["a"]},
+        lambda p: {"a": p["a"], "c": p["b"]},
+        lambda p: {"_": p["a"], "a": p["a"], "b": p["b"]},
+        lambda p: [p["a"], p["b"]],
+    ],
+    ids=["too few", "another key", "too many", "a list"],
+)
+def test_a_gradient_of_another_pytree(gradient: Callable[..., Any]) -> None:
+    op = make(total, backward=lambda g, p: (gradient(p),))
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    with pytest.raises(JaxFunctionError, match="returns another pytree for 'p' than the argument"):
+        op({"a": x, "b": x * 2}).backward()
+    assert x.grad is None
+
+
+@pytest.mark.parametrize(
+    ("gradient", "text"),
+    [
+        (lambda g: g[:2], r"returns the shape \(2,\) as a gradient of 'x', whose shape is \(3,\)"),
+        (lambda g: g.sum(), r"returns the shape \(\) as a gradient of 'x'"),
+        (lambda g: 0.0, r"returns the shape \(\) as a gradient of 'x'"),
+        (lambda g: (g, g), "returns tuple as a gradient of 'x'"),
+    ],
+)
+def test_a_gradient_of_another_shape(gradient: Callable[..., Any], text: str) -> None:
+    op = make(lambda x: x * 2, backward=lambda g, x: (gradient(g),))
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    with pytest.raises(JaxFunctionError, match=text):
+        op(x).sum().backward()
+
+
 def test_forward_mode_where_reverse_mode_alone_is_known() -> None:
     x = torch.ones(2, device="tpu")
 

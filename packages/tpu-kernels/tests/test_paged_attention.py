@@ -124,6 +124,8 @@ def test_shapes_that_do_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             paged_attention(*arguments)
+    with pytest.raises(TypeError, match="lengths is torch.float32, and has to be of integers"):
+        paged_attention(q, k, v, lengths.float(), places)
 
 
 def test_a_sequence_of_one_page_is_attention() -> None:

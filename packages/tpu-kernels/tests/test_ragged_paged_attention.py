@@ -108,8 +108,24 @@ def test_shapes_that_do_not_fit() -> None:
         ((q, pages[:, :, :3], lengths, places, starts), "takes query"),
         ((q[:, :3], pages, lengths, places, starts), "3 heads of size 16, and pages 2 of size 16"),
         ((q, pages, lengths[1:], places, starts), "for 3 sequences page_indices is"),
+        ((q, pages, lengths[0], places, starts), "for 1 sequences page_indices is"),
         ((q, pages, lengths, places, starts[1:]), "for 4 sequences"),
         ((q, pages, lengths, places, starts, lengths), "count"),
     ):
         with pytest.raises(ValueError, match=message):
             ragged_paged_attention(*arguments)
+
+
+def test_what_is_no_integer_is_refused() -> None:
+    q, pages, *rest = (x.to("tpu") for x in call())
+    for i, name in enumerate(("lengths", "page_indices", "starts")):
+        others = [x.double() if i == j else x for j, x in enumerate(rest)]
+        with pytest.raises(TypeError, match=f"{name} is torch.float64, and has to be of integers"):
+            ragged_paged_attention(q, pages, *others)
+    with pytest.raises(TypeError, match="count is torch.bool"):
+        ragged_paged_attention(q, pages, *rest, torch.tensor([True], device="tpu"))
+
+
+def test_a_negative_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="window is -4"):
+        ragged_paged_attention(*(x.to("tpu") for x in call()), window=-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tpu_core import config
-from tpu_core.errors import CacheWarning, LibtpuMissingError
+from tpu_core.errors import CacheWarning, KernelCompilationError, LibtpuMissingError
 from tpu_core.lowering import implementations
 from tpu_kernels.ops.attention import choice
 from tpu_kernels.ops.attention.blocks import BlockGrid
@@ -171,18 +172,45 @@ def test_mistakes_are_said(arguments: list[str], message: str) -> None:
 
 
 def test_what_ends_the_worker_costs_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = []
+    asked = []
 
-    def answers(chip: str, dtype: str, sizes: Any, blocks: list[Any]) -> Iterator[Any]:
-        starts.append(len(blocks))
+    def run(*_: Any, input: str, **__: Any) -> Any:
+        blocks = json.loads(input)["blocks"]
+        asked.append(len(blocks))
         parts = {"block": 1, "step": 1, "once": 1}
-        for block in blocks[: 2 if len(starts) == 1 else len(blocks)]:
-            yield {"block": block, "costs": {KERNEL_FORWARD: parts}}
+        ends_early = len(asked) == 1
+        lines = [
+            json.dumps({"block": block, "costs": {KERNEL_FORWARD: parts}})
+            for block in blocks[: 2 if ends_early else len(blocks)]
+        ]
+        output = "\n".join(["a line of libtpu's", *lines])
+        return subprocess.CompletedProcess([], -6 if ends_early else 0, output, "")
 
-    monkeypatch.setattr(tuner, "_answers", answers)
+    monkeypatch.setattr(tuner.subprocess, "run", run)
     costs = tuner.tune("v5e", BF16, (128, 128))
-    assert starts == [len(CANDIDATES), len(CANDIDATES) - 3]
+    assert asked == [len(CANDIDATES), len(CANDIDATES) - 3]
     assert set(costs[KERNEL_FORWARD]) == set(CANDIDATES) - {CANDIDATES[2]}
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_where_no_size_compiles_no_table_is_written(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    def run(*_: Any, input: str, **__: Any) -> Any:
+        blocks = json.loads(input)["blocks"]
+        lines = [json.dumps({"block": b, "error": "RESOURCE_EXHAUSTED"}) for b in blocks]
+        output = "" if ends else "\n".join(lines)
+        return subprocess.CompletedProcess([], 1 if ends else 0, output, "first\nImportError: x\n")
+
+    monkeypatch.setattr(tuner.subprocess, "run", run)
+    before = chosen(sizes=(128, 128))
+    result = CliRunner().invoke(cli.app, ["--chip", "v5e"])
+    assert isinstance(result.exception, KernelCompilationError)
+    message = str(result.exception)
+    assert f"None of the {len(CANDIDATES)} sizes of blocks compiled for v5e" in message
+    assert ("status 1, and said: ImportError: x" if ends else "RESOURCE_EXHAUSTED") in message
+    assert not own_folder.exists()
+    assert chosen(sizes=(128, 128)) == before
 
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from tpu_core import (
     torch_compat,
     versions,
 )
-from tpu_core.config import config, on_reload
+from tpu_core.config import config, on_reload, started
 from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
 
@@ -140,6 +140,7 @@ def _start() -> Runtime:
     tiers.choose(client)
     checked.choose()
     on_reload(_apply_config)
+    started()
     memory_limit.watch(client)
     METRICS.set_source(_C.counters)
     METRICS.set_runs(_C.program_runs)

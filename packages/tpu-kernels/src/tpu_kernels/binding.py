@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from tpu_core.errors import JaxFunctionError
 from tpu_kernels import values as static_values
 from tpu_kernels.arguments import Argument
+from tpu_kernels.derivatives import gradient_leaves
 from tpu_kernels.outlines import constant, filled, outline_of, outline_of_tree, tree_of
 from tpu_kernels.signature import Parameter, signature_of
 
@@ -195,29 +196,19 @@ class Binding:
                 f"{[p.name for p in arrays]}.",
                 remedy="Return a tuple with a gradient for each of them, None for none.",
             )
-        given = dict(zip((a.name for a in self.arguments), values))
+        given = self._by_parameter(values)
         flat: list[Any] = []
         for p, gradient in zip(arrays, found):
-            if p.kind != "tree":
-                flat.append(gradient)
-            elif gradient is None:
-                flat.extend([None] * len(given[p.name]))
+            if p.kind == "optional" and given[p.name] is None:
+                flat.append(None)
             else:
-                flat.extend(jax.tree_util.tree_leaves(gradient, is_leaf=lambda x: x is None))
+                flat.extend(gradient_leaves(self.name, p.name, gradient, given[p.name]))
         return flat
 
     def _own(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        spec = iter(static_values.value_of(values[-1]) if self._has_spec else ())
-        given = iter(values)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for p in self.parameters:
-            if p.kind == "object":
-                value = next(spec)
-            elif p.kind == "tree":
-                value = jax.tree_util.tree_unflatten(next(spec), next(given))
-            else:
-                value = next(given)
+        for p, value in zip(self.parameters, self._by_parameter(values).values()):
             if p.how is inspect.Parameter.VAR_POSITIONAL:
                 args.extend(value)
             elif p.how is inspect.Parameter.KEYWORD_ONLY:
@@ -225,6 +216,20 @@ class Binding:
             else:
                 args.append(value)
         return args, kwargs
+
+    def _by_parameter(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The function's arguments in its order, pytrees put together."""
+        spec = iter(static_values.value_of(values[-1]) if self._has_spec else ())
+        given = iter(values)
+        found: dict[str, Any] = {}
+        for p in self.parameters:
+            if p.kind == "object":
+                found[p.name] = next(spec)
+            elif p.kind == "tree":
+                found[p.name] = jax.tree_util.tree_unflatten(next(spec), next(given))
+            else:
+                found[p.name] = next(given)
+        return found
 
     def _flat(self, values: Sequence[Any], result: Any) -> Sequence[Any]:
         count = self._signature.returns

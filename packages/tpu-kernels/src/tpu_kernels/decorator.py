@@ -38,6 +38,11 @@ class JaxOp:
         cpu: Callable[..., Any] | None = None,
     ) -> None:
         _check_name(name)
+        if backward is not None and not differentiable:
+            raise ValueError(
+                f"{name}: a backward is given, and differentiable=False has no use for it. Leave "
+                "one of them out."
+            )
         self.name, self.fn = name, fn
         self.__name__ = name.split("::")[1]
         self.__doc__ = getattr(fn, "__doc__", None)
@@ -231,9 +236,9 @@ def jax_op(
         mutates: Parameters that are written: the function's last results are their new values.
         differentiable: False where results shall not require gradients.
         backward: A JAX function ``backward(grads, *args)`` in place of `jax.vjp`: ``grads`` is
-            shaped like the result, and it returns a tuple with the gradient of each argument,
-            None for none. It must be differentiable itself where higher orders or forward mode
-            are needed.
+            shaped like the result, and it returns a tuple with the gradient of each argument, of
+            the argument's shape or pytree, None for none. It must be differentiable itself where
+            higher orders or forward mode are needed.
         cast_inputs: Floating-point arguments are cast to this dtype where autocast is on.
         cpu: A PyTorch function of the same arguments for tensors on the CPU, which are refused
             without it.
@@ -245,7 +250,8 @@ def jax_op(
         JaxFunctionError: In a call, the function raises, leaks tracers, has side effects
             or returns what the annotations do not say.
         TypeError: ``name`` is no string, or the function's signature has no schema.
-        ValueError: The name is not that of a new op.
+        ValueError: The name is not that of a new op, or ``backward`` is given for an op that is
+            not differentiable.
 
     Example:
         >>> @tpu_kernels.jax_op("my::softcap")

@@ -122,6 +122,58 @@ class Derivatives:
         return results, [flat[i] for i in positions]
 
 
+def gradient_leaves(op: str, argument: str, gradient: Any, like: Any) -> list[Any]:
+    """Gradients of the arrays of an argument, in the order of its leaves.
+
+    Args:
+        op: Name of the op, for messages.
+        argument: Name of the argument, for messages.
+        gradient: By a backward that was given; None for none, also in place of an array.
+        like: The argument: an array, or a pytree of arrays.
+
+    Raises:
+        JaxFunctionError: The gradient's structure is not the argument's, or a shape of it is none
+            that autograd sums to the argument's.
+    """
+    tree: Any
+    arrays, tree = jax.tree_util.tree_flatten(like)
+    if gradient is None:
+        return [None] * len(arrays)
+    try:
+        found = tree.flatten_up_to(gradient)
+    except (ValueError, TypeError) as error:
+        raise JaxFunctionError(
+            f"The backward of {op} returns another pytree for '{argument}' than the argument is.",
+            values={
+                "gradient": jax.tree_util.tree_structure(gradient),
+                f"argument '{argument}'": tree,
+            },
+            remedy="Return a gradient for each array of the argument, None for none.",
+        ) from error
+    return [_summed_to(op, argument, g, x) for g, x in zip(found, arrays)]
+
+
+def _summed_to(op: str, argument: str, gradient: Any, like: Any) -> Any:
+    """A gradient in the shape of its array: broadcast dimensions are summed, as autograd does."""
+    if gradient is None:
+        return None
+    is_array = hasattr(gradient, "shape") or isinstance(gradient, (bool, int, float, complex))
+    shape, wanted = getattr(gradient, "shape", ()), like.shape
+    if is_array and shape == wanted:
+        return gradient
+    lead = len(shape) - len(wanted)
+    kept = shape[lead:]
+    if not is_array or lead < 0 or any(w not in (1, n) for w, n in zip(wanted, kept)):
+        text = f"the shape {shape}" if is_array else f"{type(gradient).__name__}"
+        raise JaxFunctionError(
+            f"The backward of {op} returns {text} as a gradient of '{argument}', whose shape is "
+            f"{wanted}.",
+            remedy="Return a gradient of the argument's shape, or None.",
+        )
+    dims = [*range(lead), *(lead + i for i, n in enumerate(kept) if wanted[i] != n)]
+    return jnp.sum(gradient, dims).reshape(wanted)
+
+
 def _conjugate(x: Any) -> Any:
     """JAX's gradient of a complex value is the conjugate of PyTorch's."""
     return jnp.conj(x) if jnp.iscomplexobj(x) else x

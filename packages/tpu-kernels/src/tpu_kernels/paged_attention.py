@@ -7,6 +7,7 @@ import math
 import torch
 
 from tpu_kernels.decorator import jax_op
+from tpu_kernels.ops.paged import check_integers
 from tpu_kernels.ops.paged_attention.reference import paged_attention as plain
 
 _op = jax_op("tpu_kernels::paged_attention", plain, differentiable=False)
@@ -42,6 +43,7 @@ def paged_attention(
         Of the shape and dtype of ``query``.
 
     Raises:
+        TypeError: Lengths or indices are no integers.
         ValueError: The shapes do not fit each other.
 
     Example:
@@ -73,6 +75,7 @@ def _check(
             "value_pages (key heads, pages, page size, head size), not "
             f"{tuple(query.shape)}, {tuple(key_pages.shape)} and {tuple(value_pages.shape)}."
         )
+    check_integers("paged_attention", lengths=lengths, page_indices=page_indices)
     sequences, heads, size = query.shape
     if key_pages.size(3) != size or heads % key_pages.size(0):
         raise ValueError(

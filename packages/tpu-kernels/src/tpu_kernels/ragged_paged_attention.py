@@ -7,6 +7,7 @@ import math
 import torch
 
 from tpu_kernels.decorator import jax_op
+from tpu_kernels.ops.paged import check_integers
 from tpu_kernels.ops.ragged_paged_attention.reference import ragged_paged_attention as plain
 
 _op = jax_op("tpu_kernels::ragged_paged_attention", plain, differentiable=False)
@@ -50,12 +51,18 @@ def ragged_paged_attention(
         Of the shape and dtype of ``query``; 0 for tokens of no sequence.
 
     Raises:
-        ValueError: The shapes do not fit each other.
+        TypeError: Lengths, indices, starts or the count are no integers.
+        ValueError: The shapes do not fit each other, or ``window`` is negative.
 
     Example:
         >>> out = tpu_kernels.ragged_paged_attention(q, cache.pages, lengths, places, starts)
     """
     _check(query, pages, lengths, page_indices, starts, count)
+    if window < 0:
+        raise ValueError(
+            f"ragged_paged_attention: window is {window}. Give the number of keys that a token "
+            "meets, or 0 for all."
+        )
     if count is None:
         count = torch.full((1,), len(lengths), dtype=torch.int32, device=query.device)
     out: torch.Tensor = _op(
@@ -92,11 +99,19 @@ def _check(
             f"pages {key_heads} of size {pages.size(3)}: sizes have to be equal, and the heads of "
             "the query a multiple of the others."
         )
-    n = len(lengths)
+    check_integers(
+        "ragged_paged_attention",
+        lengths=lengths,
+        page_indices=page_indices,
+        starts=starts,
+        count=count,
+    )
+    n = lengths.numel()
     sized = lengths.dim() == 1 and page_indices.dim() == 2 and len(page_indices) == n
     if not sized or starts.shape != (n + 1,) or (count is not None and count.shape != (1,)):
         raise ValueError(
             f"ragged_paged_attention: for {n} sequences page_indices is ({n}, pages of a sequence),"
-            f" starts ({n + 1},) and count (1,), not {tuple(page_indices.shape)}, "
-            f"{tuple(starts.shape)} and {None if count is None else tuple(count.shape)}."
+            f" lengths ({n},), starts ({n + 1},) and count (1,), not {tuple(page_indices.shape)}, "
+            f"{tuple(lengths.shape)}, {tuple(starts.shape)} and "
+            f"{None if count is None else tuple(count.shape)}."
         )

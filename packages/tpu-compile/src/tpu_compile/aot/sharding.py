@@ -137,7 +137,8 @@ def placed(name: str, placements: Mapping[str, Placement], dims: int) -> Spec:
         dims: Number of the tensor's dimensions.
 
     Raises:
-        MeshError: One of them is neither `Shard` nor `Replicate`.
+        MeshError: One of them is neither `Shard` nor `Replicate`, or divides a dimension that the
+            tensor lacks.
     """
     spec: list[list[str]] = [[] for _ in range(dims)]
     # `fully_shard` divides what tensor parallelism has left to a device: its axis is the minor one.
@@ -145,6 +146,12 @@ def placed(name: str, placements: Mapping[str, Placement], dims: int) -> Spec:
         placements.items(), key=lambda item: isinstance(item[1], _StridedShard)
     ):
         if isinstance(placement, (Shard, _StridedShard)):
+            if not -dims <= placement.dim < dims:
+                raise MeshError(
+                    f"'{name}' has the placement {placement} over '{axis}', and it has {dims} "
+                    "dimensions.",
+                    remedy="Divide one of its dimensions, or place it by Replicate().",
+                )
             spec[placement.dim].append(axis)
         elif isinstance(placement, Partial) or not isinstance(placement, Replicate):
             raise MeshError(
@@ -210,12 +217,22 @@ def fsdp(axis: str = "data", base: Rules = None) -> RuleFunction:
         axis: Of the mesh.
         base: Rules of tensor parallelism: ``axis`` divides the largest of the other dimensions.
 
+    Raises:
+        MeshError: Its mesh has no such axis; as a plan is made, not by this call.
+
     Example:
         >>> rules = fsdp("data", {"*.up.weight": ("model", None), "*.down.weight": (None, "model")})
         >>> plan = tpu_compile.aot(model, batch, topology="v5e:4x4", mesh=mesh, shardings=rules)
     """
 
     def rule(name: str, shape: tuple[int, ...], mesh: Mapping[str, int]) -> Spec:
+        if axis not in mesh:
+            raise MeshError(
+                f"fsdp divides parameters over '{axis}', which is not an axis of the mesh.",
+                values={"mesh": dict(mesh)},
+                remedy=f"Name one of its axes, {', '.join(mesh)}, or give the mesh an axis "
+                f"'{axis}'.",
+            )
         found = find_rule(name, shape, base, mesh) or ()
         if isinstance(found, Mapping):
             found = placed(name, found, len(shape))

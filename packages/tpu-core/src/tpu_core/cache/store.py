@@ -29,7 +29,7 @@ from tpu_core.cache.entry import (
     read_entry,
     read_header,
 )
-from tpu_core.errors import CacheWarning
+from tpu_core.errors import CacheWarning, format_bytes
 
 _SUFFIX = ".tpux"
 _TEMPORARY = ".tmp-"
@@ -88,7 +88,7 @@ class ExecutableStore:
 
     Args:
         directory: The folder; created with mode 0700 at the first `put`.
-        size_limit: Bytes; the least recently used entries are removed beyond it.
+        size_limit: Bytes; the least recently used entries are removed beyond it. 0 stores none.
 
     Attributes:
         counts: Hits, misses, puts, entries dropped and evicted by this object.
@@ -108,7 +108,7 @@ class ExecutableStore:
         self._lock = threading.Lock()
         self._trusted: bool | None = None
         self._writable = True
-        self._corrupt_warned = False
+        self._corrupt_warned = self._too_large_warned = False
         # Bytes in the folder as far as known; None before the first scan.
         self._size: int | None = None
         self._written_since_scan = 0
@@ -141,14 +141,17 @@ class ExecutableStore:
 
         Returns:
             Whether it was stored. It is not where the folder cannot be used, or where the entry is
-            larger than the store's limit.
+            larger than the store's limit; the first such entry gives a `CacheWarning`.
 
         Raises:
             TypeError: The manifest is not JSON.
         """
         head = encode(key, payload, manifest)
         size = len(head) + len(payload)
-        if size > self.size_limit or not self._usable(create=True) or not self._writable:
+        if size > self.size_limit:
+            self._refuse_large(size)
+            return False
+        if not self._usable(create=True) or not self._writable:
             return False
         path = self.path(key)
         try:
@@ -303,6 +306,18 @@ class ExecutableStore:
         except BaseException:
             _unlink(Path(name))
             raise
+
+    def _refuse_large(self, size: int) -> None:
+        """Say once that an entry does not fit; a limit of 0 is meant."""
+        with self._lock:
+            first, self._too_large_warned = not self._too_large_warned, True
+        if first and self.size_limit:
+            self._warn(
+                f"A program of {format_bytes(size)} is larger than the cache folder's limit of "
+                f"{format_bytes(self.size_limit)} and is not stored there: the next process has to "
+                "compile it again.",
+                "Set TPU_CACHE_SIZE to several times the program's size.",
+            )
 
     def _drop(self, path: Path, what: str) -> None:
         _unlink(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -46,10 +46,31 @@ def _user_flights() -> Path:
 
 
 def _setting(
-    env: str, kind: Kind, doc: str, default: Any = None, *, shown: str | None = None
+    env: str,
+    kind: Kind,
+    doc: str,
+    default: Any = None,
+    *,
+    shown: str | None = None,
+    at_start: bool = False,
 ) -> Any:
-    """A dataclass field with its environment variable, type, default and docs text."""
-    metadata = {"env": env, "kind": kind, "doc": doc, "shown": shown or _show(default)}
+    """A dataclass field with its environment variable, type, default and docs text.
+
+    Args:
+        env: Name of the variable.
+        kind: Syntax of its value.
+        doc: Text of the docs.
+        default: Default value, or a function that gives it.
+        shown: Default in the docs, where it is not the value.
+        at_start: Whether it is read when the device starts, and at no other time.
+    """
+    metadata = {
+        "env": env,
+        "kind": kind,
+        "doc": doc,
+        "shown": shown or _show(default),
+        "at_start": at_start,
+    }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -76,12 +97,21 @@ class Config:
         PLATFORM,
         "PJRT platform behind the device `tpu`: a TPU where one is visible, else XLA's CPU.",
         shown="`auto`",
+        at_start=True,
     )
     num_devices: int | None = _setting(
-        "TPU_NUM_DEVICES", integer(1), "Number of devices that the CPU platform shows.", shown="`1`"
+        "TPU_NUM_DEVICES",
+        integer(1),
+        "Number of devices that the CPU platform shows.",
+        shown="`1`",
+        at_start=True,
     )
     visible_devices: tuple[int, ...] | None = _setting(
-        "TPU_VISIBLE_DEVICES", INDICES, "Devices to use, in this order.", shown="all"
+        "TPU_VISIBLE_DEVICES",
+        INDICES,
+        "Devices to use, in this order.",
+        shown="all",
+        at_start=True,
     )
     eager_mode: str | None = _setting(
         "TPU_EAGER_MODE",
@@ -103,6 +133,7 @@ class Config:
         "Folder of the executable cache. Entries are executable code: it must be yours alone.",
         _user_cache,
         shown="`tpu-core` in the user's cache folder",
+        at_start=True,
     )
     cache_size: int = _setting(
         "TPU_CACHE_SIZE",
@@ -110,18 +141,21 @@ class Config:
         "Size that the cache folder is kept under; least recently used entries go first.",
         10 << 30,
         shown="`10G`",
+        at_start=True,
     )
     cache: str = _setting(
         "TPU_CACHE",
         choice("on", "off"),
         "Keep executables beyond the process, on disk and in the shared cache.",
         "on",
+        at_start=True,
     )
     cache_url: str | None = _setting(
         "TPU_CACHE_URL",
         URL,
         "Cache that many machines share, behind the folder: any URL of fsspec. Entries are "
         "executable code: name only what you trust.",
+        at_start=True,
     )
     cache_timeout: float = _setting(
         "TPU_CACHE_TIMEOUT",
@@ -129,6 +163,7 @@ class Config:
         "Longest wait for the shared cache, in seconds: of a read, and for uploads at the exit.",
         10.0,
         shown="`10`",
+        at_start=True,
     )
     memory_limit: int | None = _setting(
         "TPU_MEMORY_LIMIT",
@@ -142,6 +177,7 @@ class Config:
         "system after each program; glibc's allocator only.",
         True,
         shown="`1`",
+        at_start=True,
     )
     segment_ops: int = _setting(
         "TPU_SEGMENT_OPS", integer(1), "Most ops in one recorded segment in fused mode.", 2_000
@@ -161,6 +197,7 @@ class Config:
         "first and a program once that pays, programs alone, as on a TPU, or CPU kernels wherever "
         "there is one.",
         "auto",
+        at_start=True,
     )
     checks: str = _setting(
         "TPU_CHECKS",
@@ -169,6 +206,7 @@ class Config:
         "error. `default`: indices, class labels, probabilities and parameters of random ops. "
         "`all`: integer divisors, too.",
         "default",
+        at_start=True,
     )
     verify: str = _setting(
         "TPU_VERIFY",
@@ -282,6 +320,7 @@ class Setting:
     doc: str
     shown: str
     default: Any
+    at_start: bool
 
 
 def settings() -> list[Setting]:
@@ -291,12 +330,9 @@ def settings() -> list[Setting]:
 
 _SPECS: dict[str, Setting] = {
     f.name: Setting(
-        f.name,
-        f.metadata["env"],
-        f.metadata["kind"],
-        f.metadata["doc"],
-        f.metadata["shown"],
-        f.default_factory if f.default is MISSING else f.default,
+        name=f.name,
+        default=f.default_factory if f.default is MISSING else f.default,
+        **f.metadata,
     )
     for f in fields(Config)
 }
@@ -307,8 +343,9 @@ def _parse(name: str, text: str) -> Any:
     try:
         return spec.kind.parse(text.strip())
     except (ValueError, KeyError):
+        valid = ", ".join([spec.kind.valid, *spec.kind.installed()])
         raise ConfigurationError(
-            f"{spec.env}={text!r} is not valid.", values={"valid": spec.kind.valid}
+            f"{spec.env}={text!r} is not valid.", values={"valid": valid}
         ) from None
 
 
@@ -331,6 +368,7 @@ _lock = threading.Lock()
 _base: Config | None = None
 _on_memory_limit: Callable[[bool], None] | None = None
 _on_reload: Callable[[], None] | None = None
+_at_start: Config | None = None  # read by the device, once it has started
 _memory_limits = 0  # overrides in force that limit memory, of any thread
 
 
@@ -341,6 +379,12 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+def started() -> None:
+    """Take note that the device has started: `override` then refuses what is read at the start."""
+    global _at_start
+    _at_start = config()
 
 
 def on_memory_limit(function: Callable[[bool], None]) -> None:
@@ -435,10 +479,11 @@ def override(**changes: Any) -> Iterator[Config]:
         **changes: Fields of `Config`, as values or written as in the environment.
 
     Raises:
-        ConfigurationError: A field does not exist or its value is not valid.
+        ConfigurationError: A field does not exist, its value is not valid, or it is read when the
+            device starts, and the device has started with another value.
 
     Example:
-        >>> with override(fallback="error", cache_size="500M"):
+        >>> with override(fallback="error", memory_limit="16G"):
         ...     train()
     """
     unknown = sorted(set(changes) - set(_SPECS))
@@ -448,7 +493,10 @@ def override(**changes: Any) -> Iterator[Config]:
             values={"valid": ", ".join(sorted(_SPECS))},
             remedy="Use one of the names above.",
         )
-    changed = replace(config(), **changes)
+    before = config()
+    changed = replace(before, **changes)
+    if _at_start is not None:
+        _refuse_late(changes, before, changed)
     limits = changed.memory_limit is not None
     if limits:
         _count_limit(1)
@@ -459,3 +507,19 @@ def override(**changes: Any) -> Iterator[Config]:
         _overridden.reset(token)
         if limits:
             _count_limit(-1)
+
+
+def _refuse_late(names: Iterable[str], before: Config, changed: Config) -> None:
+    """Refuse changes that the device, which has started, would not see."""
+    late = {
+        _SPECS[name].env: getattr(changed, name)
+        for name in names
+        if _SPECS[name].at_start
+        and getattr(changed, name) not in (getattr(before, name), getattr(_at_start, name))
+    }
+    if late:
+        raise ConfigurationError(
+            "The device has started, and settings that it reads then cannot be changed.",
+            values=late,
+            remedy="Set the variable, or override the setting where the device is first used.",
+        )

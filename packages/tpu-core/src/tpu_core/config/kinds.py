@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ class Kind:
         name: Name of the type in the docs.
         parse: Text to value; raises `ValueError` for a value that is not valid.
         valid: Valid values, for the error message and the docs.
+        installed: Further valid values, those of other packages, for the error message.
     """
 
     name: str
     parse: Callable[[str], Any]
     valid: str
+    installed: Callable[[], Iterable[str]] = tuple
 
 
 def choice(*names: str) -> Kind:
@@ -44,16 +46,19 @@ def choice(*names: str) -> Kind:
 def choice_or_plugin(group: str, *names: str) -> Kind:
     """One of a few names, or that of an entry point of a group, which is looked for last."""
 
+    def installed() -> set[str]:
+        from importlib.metadata import entry_points  # what most processes need not read
+
+        return set(entry_points(group=group).names) - set(names)
+
     def parse(text: str) -> str:
         if text.lower() in names:
             return text.lower()
-        from importlib.metadata import entry_points  # what most processes need not read
-
-        if text not in entry_points(group=group).names:
+        if text not in installed():
             raise ValueError(text)
         return text
 
-    return Kind("choice", parse, ", ".join(names))
+    return Kind("choice", parse, ", ".join(names), lambda: sorted(installed()))
 
 
 def integer(least: int) -> Kind:

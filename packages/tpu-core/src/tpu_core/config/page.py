@@ -20,7 +20,11 @@ def config_page() -> str:
     for spec in settings():
         row = (f"`{spec.env}`", spec.kind.valid, spec.shown, spec.doc, f"`{spec.name}`")
         out.append("| " + " | ".join(row) + " |")
+    at_start = ", ".join(f"`{spec.env}`" for spec in settings() if spec.at_start)
     out += [
+        "",
+        "The device reads these when it starts; from then on `override` refuses to change them:",
+        f"{at_start}.",
         "",
         "Sizes are in binary units: `1K` is 1,024 bytes. An empty variable counts as unset. A",
         "value that is not valid raises `ConfigurationError`, which lists what is. Variables that",

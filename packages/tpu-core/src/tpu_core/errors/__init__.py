@@ -370,7 +370,8 @@ class CacheWarning(TpuWarning):
     """The executable cache cannot be used, or an entry in it was dropped.
 
     **How it happens.** The folder cannot be written, belongs to another user, can be written by
-    others, or an entry is truncated, corrupt or not ours. A dropped entry is compiled again.
+    others, or an entry is truncated, corrupt or not ours. A dropped entry is compiled again. A
+    program that is larger than `TPU_CACHE_SIZE` is not stored.
     Entries are executable code, therefore a folder that others can write is refused: programs are
     then kept in memory only. The shared cache that `TPU_CACHE_URL` names may not answer, refuse the
     credentials, or need a package of fsspec's that is not installed: it is then left alone for a
@@ -400,6 +401,9 @@ class ConfigurationError(TpuError, ValueError):
     ConfigurationError: [TPU1015] TPU_EAGER_MODE='fussed' is not valid.
       valid: debug, strict, fused
     ```
+
+    `tpu_core.config.override` raises it, too, for a setting that the device reads when it starts
+    (`TPU_NUM_DEVICES`), once it has: the block would not see the change.
 
     **How to fix it.** Correct the value, or unset the variable to get the default. All variables
     and their defaults are listed on the configuration page; `tpu doctor` shows which are set.

@@ -115,7 +115,8 @@ def arange(end: Any, *, dtype: Any = None, out: Out) -> Array:
 
 
 # No kernel finds the length of ``torch.range``, as that of `arange` does: its numbers decide it.
-@lowering("aten.range.step", "aten.range.default", static=("start", "end", "step"))
+@lowering("aten.range.step", static=("start", "end", "step"))
+@lowering("aten.range.default", static=("start", "end"))
 @lowering("aten.arange.start", "aten.arange.start_step")
 def arange_start(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, out: Out) -> Array:
     # ``end`` only sets the length, so that a moving range needs no new program.

@@ -37,6 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tpu_core.cache.sources import digest_around
 
 
@@ -165,16 +167,17 @@ def register(
     Args:
         op: Full overload name, namespace included; the overload ``default`` is spelled out.
         fn: Function over JAX values, see the calling convention.
-        static: Number arguments that must be Python values.
+        static: Number arguments that must be Python values, by their names in the schema.
         random: Whether the op draws random numbers; ``fn`` is then called with ``key=``. The name
-            of a number: it draws unless that is 0.
+            of a number among the parameters of ``fn``: it draws unless that is 0.
         location: ``file:line`` shown in errors and docs; the definition of ``fn`` unless given.
         identity: For an op whose name and arguments do not say what it computes: a text, the same
             in every process, that becomes part of the keys of its programs. It is called with the
             overload's arguments, `jax.ShapeDtypeStruct` in place of tensors, once for a signature.
 
     Raises:
-        ValueError: The overload already has a lowering, or its name lacks namespace or overload.
+        ValueError: The overload already has a lowering, or its name lacks namespace or overload;
+            ``static`` or ``random`` names none of its arguments.
 
     Example:
         >>> register("mylib.scale.default", lambda x, by: x * by)
@@ -186,22 +189,46 @@ def register(
     code = inspect.unwrap(fn).__code__ if hasattr(inspect.unwrap(fn), "__code__") else None
     where = location or (f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn))
     family = where.rsplit("/", 1)[-1].split(".py", 1)[0]
-    parameters = inspect.signature(fn).parameters
-    chance = (list(parameters).index(random), random) if isinstance(random, str) else None
+    parameters = list(inspect.signature(fn).parameters)
+    _check_static(op, static, where)
+    chance = None
+    if isinstance(random, str):
+        if random not in parameters:
+            raise ValueError(
+                f"random='{random}' names no parameter of the lowering of {op} ({where}); they are "
+                f"{', '.join(parameters)}."
+            )
+        chance = parameters.index(random), random
     REGISTRY.add(
         Lowering(
-            op,
-            fn,
-            family,
-            frozenset(static),
-            bool(random),
-            "out" in parameters,
-            where,
-            "contiguous" in parameters,
-            identity,
-            chance,
+            op=op,
+            fn=fn,
+            family=family,
+            static=frozenset(static),
+            random=bool(random),
+            wants_out="out" in parameters,
+            location=where,
+            wants_contiguous="contiguous" in parameters,
+            identity=identity,
+            chance=chance,
         )
     )
+
+
+def _check_static(op: str, static: tuple[str, ...], where: str) -> None:
+    """Refuse a name that is no argument of the op: its number would be passed at run time."""
+    if not static:
+        return
+    namespace, name, overload = op.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
+    if found is None:  # defined after its lowering
+        return
+    arguments = [a.name for a in found._schema.arguments]
+    if unknown := [n for n in static if n not in arguments]:
+        raise ValueError(
+            f"static={unknown} names no argument of {op} ({where}); they are "
+            f"{', '.join(arguments)}."
+        )
 
 
 def lowering(

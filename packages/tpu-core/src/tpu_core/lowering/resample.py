@@ -19,8 +19,6 @@ from tpu_core.lowering.dtypes import cast, is_float, op_math
 from tpu_core.lowering.registry import lowering
 from tpu_core.lowering.weighted_gather import WeightedGather, apply
 
-SCALES = ("scales", "scales_d", "scales_h", "scales_w")
-
 
 def _scale(size: int, outputs: int, align_corners: bool, scale: float | None, real: Any) -> Any:
     """Input positions an output position (``area_pixel_compute_scale``)."""
@@ -169,12 +167,13 @@ def _gradient(grad: jax.Array, maps: Sequence[WeightedGather]) -> jax.Array:
 
 
 def _register(
-    op: str, table: Callable[..., WeightedGather], aligned: bool, backward: bool = True
+    op: str, rank: int, table: Callable[..., WeightedGather], aligned: bool, backward: bool = True
 ) -> None:
     """Register an op and its gradient.
 
     Args:
         op: Overload packet, such as ``"aten.upsample_linear1d"``.
+        rank: Number of resampled dimensions.
         table: Makes the map of one axis.
         aligned: Whether the schema has ``align_corners``.
         backward: Whether PyTorch has the gradient as an op.
@@ -200,28 +199,33 @@ def _register(
             grad, _maps(table, input_size[2:], output_size, align_corners, scales, dtype)
         )
 
-    lowering(f"{op}.default", static=SCALES)(forward)
+    static = _scale_names(rank)
+    lowering(f"{op}.default", static=static)(forward)
     if backward:
-        lowering(f"{op}_backward.default", static=SCALES)(gradient)
+        lowering(f"{op}_backward.default", static=static)(gradient)
+
+
+def _scale_names(rank: int) -> tuple[str, ...]:
+    """Arguments of the schema that are scales, outermost dim first."""
+    return ("scales",) if rank == 1 else ("scales_d", "scales_h", "scales_w")[3 - rank :]
 
 
 def _options(
     rank: int, aligned: bool, rest: Sequence[Any], named: dict[str, Any]
 ) -> tuple[bool, list[float | None]]:
     """``align_corners`` and the scales, outermost dim first, from what follows the sizes."""
-    names = ["scales"] if rank == 1 else ["scales_d", "scales_h", "scales_w"][3 - rank :]
-    names = ["align_corners"] * aligned + names
+    names = ["align_corners"] * aligned + [*_scale_names(rank)]
     given = dict(zip(names, rest)) | named
     return bool(given.pop("align_corners", False)), [given.get(n) for n in names[aligned:]]
 
 
 for _rank in (1, 2, 3):
-    _register(f"aten.upsample_nearest{_rank}d", nearest_map, aligned=False)
-    _register(f"aten._upsample_nearest_exact{_rank}d", nearest_exact_map, aligned=False)
-_register("aten.upsample_linear1d", linear_map, aligned=True)
-_register("aten.upsample_bilinear2d", linear_map, aligned=True)
-_register("aten.upsample_trilinear3d", linear_map, aligned=True)
-_register("aten.upsample_bicubic2d", cubic_map, aligned=True)
-_register("aten._upsample_bilinear2d_aa", _antialiased(_triangle, 2), aligned=True)
-_register("aten._upsample_bicubic2d_aa", _antialiased(_cubic, 4), aligned=True)
-_register("aten._upsample_lanczos2d_aa", _antialiased(_lanczos, 6), aligned=True, backward=False)
+    _register(f"aten.upsample_nearest{_rank}d", _rank, nearest_map, aligned=False)
+    _register(f"aten._upsample_nearest_exact{_rank}d", _rank, nearest_exact_map, aligned=False)
+_register("aten.upsample_linear1d", 1, linear_map, aligned=True)
+_register("aten.upsample_bilinear2d", 2, linear_map, aligned=True)
+_register("aten.upsample_trilinear3d", 3, linear_map, aligned=True)
+_register("aten.upsample_bicubic2d", 2, cubic_map, aligned=True)
+_register("aten._upsample_bilinear2d_aa", 2, _antialiased(_triangle, 2), aligned=True)
+_register("aten._upsample_bicubic2d_aa", 2, _antialiased(_cubic, 4), aligned=True)
+_register("aten._upsample_lanczos2d_aa", 2, _antialiased(_lanczos, 6), aligned=True, backward=False)

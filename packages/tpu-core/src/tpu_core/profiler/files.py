@@ -113,6 +113,9 @@ def _xspace(taken: Taken) -> bytes:
 
 
 def _rank() -> int:
+    """Rank in the default group; of a process that has none yet, as its launcher says."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
 
 

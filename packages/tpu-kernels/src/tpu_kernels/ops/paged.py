@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from tpu_kernels.ops.registry import Rule
 
 # In the megabyte of scalar memory, which has some more to hold.
@@ -40,3 +42,18 @@ FEW_INDICES = Rule(
     f"There are at most {_INDICES:,} indices of pages: they are in scalar memory.",
     lambda a, target: a.places[0] * a.places[1] <= _INDICES,
 )
+
+
+def check_integers(op: str, **tensors: torch.Tensor | None) -> None:
+    """Refuse numbers that a cast to int32 would round.
+
+    Args:
+        op: Name of the op, for the message.
+        **tensors: Its arguments of integers by name.
+
+    Raises:
+        TypeError: One of them is of another dtype.
+    """
+    for name, x in tensors.items():
+        if x is not None and (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool):
+            raise TypeError(f"{op}: {name} is {x.dtype}, and has to be of integers (torch.int32).")

@@ -6,6 +6,7 @@
 #include "values/memory.h"
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -76,7 +77,8 @@ class TpuGenerator final : public c10::GeneratorImpl {
     std::memcpy(&state_->offset, bytes + 8, 8);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    auto t = at::empty({16}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+    // Past the dispatcher, as of CUDA: within `torch.func.grad` it would make a wrapper without memory.
+    at::Tensor t = at::detail::empty_cpu({16}, at::kByte);
     std::memcpy(t.data_ptr<uint8_t>(), &state_->seed, 8);
     std::memcpy(t.data_ptr<uint8_t>() + 8, &state_->offset, 8);
     return t.getIntrusivePtr();
