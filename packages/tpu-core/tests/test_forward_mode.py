@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jvp, vjp, vmap
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 Call = Callable[[torch.Tensor], Any]
 
@@ -60,6 +61,28 @@ def test_derivatives_of_the_cpu(name: str) -> None:
     expected = call(x)
     for _ in range(3):  # at first, by a program, and by one that is there
         assert_close(_on_host(call(x.to("tpu"))), _on_host(expected), equal_nan=True)
+
+
+TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], torch.Tensor]] = {
+    "grad": lambda f, x: grad(f)(x),
+    "jvp": lambda f, x: jvp(f, (x,), (x,))[1],
+    "vjp": lambda f, x: vjp(f, x)[1](torch.ones((), device=x.device))[0],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_checkpointed_functions(name: str) -> None:
+    """`torch.utils.checkpoint` keeps the state of the device's generator."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh())
+    x = torch.tensor([0.3, -1.2, 0.7, 2.0])
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(module, x, use_reentrant=False).square().sum()
+
+    expected = TRANSFORMS[name](call, x).detach()
+    module.to("tpu")
+    assert_close(TRANSFORMS[name](call, x.to("tpu")).detach().cpu(), expected)
 
 
 def test_zeros_without_memory() -> None:

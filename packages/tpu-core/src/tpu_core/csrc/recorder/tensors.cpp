@@ -300,8 +300,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (self.is_same(src)) return self;
   TORCH_CHECK(
       !self._is_zerotensor(),
-      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable "
-      "zero tensor.");
+      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a "
+      "mutable zero tensor.");
   // PyTorch leaves the lazy conjugate and negative bits of a copy to the backend.
   if (src.is_conj()) return copy_(self, at::conj_physical(src.conj()), non_blocking);
   if (src.is_neg()) return copy_(self, at::neg(src._neg_view()), non_blocking);
