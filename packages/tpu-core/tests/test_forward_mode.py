@@ -63,7 +63,7 @@ def test_derivatives_of_the_cpu(name: str) -> None:
         assert_close(_on_host(call(x.to("tpu"))), _on_host(expected), equal_nan=True)
 
 
-TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], torch.Tensor]] = {
+TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], Any]] = {
     "grad": lambda f, x: grad(f)(x),
     "jvp": lambda f, x: jvp(f, (x,), (x,))[1],
     "vjp": lambda f, x: vjp(f, x)[1](torch.ones((), device=x.device))[0],
@@ -72,17 +72,28 @@ TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_of_checkpointed_functions(name: str) -> None:
-    """`torch.utils.checkpoint` keeps the state of the device's generator."""
+    """`torch.utils.checkpoint` keeps the state of the device's generator; PyTorch refuses some."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh())
     x = torch.tensor([0.3, -1.2, 0.7, 2.0])
 
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(module, x, use_reentrant=False).square().sum()
+    def outcome(device: str) -> Any:
+        inner = module.to(device)
 
-    expected = TRANSFORMS[name](call, x).detach()
-    module.to("tpu")
-    assert_close(TRANSFORMS[name](call, x.to("tpu")).detach().cpu(), expected)
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(inner, x, use_reentrant=False).square().sum()
+
+        try:
+            return TRANSFORMS[name](call, x.to(device)).detach().cpu()
+        except RuntimeError as error:
+            return str(error)
+
+    expected = outcome("cpu")
+    actual = outcome("tpu")
+    if name == "jvp":
+        assert_close(actual, expected)
+    else:
+        assert actual == expected
 
 
 def test_zeros_without_memory() -> None:
