@@ -1,4 +1,5 @@
-// Tensors that need more than recording: factories, views, copies, host reads, storage swaps.
+// Tensors that need more than recording: factories, views and storage swaps (tensors.cpp), copies
+// (copies.cpp), host reads (reads.cpp).
 #pragma once
 
 #include "runtime/python.h"
@@ -6,6 +7,16 @@
 
 namespace tpu {
 
+// The index that a factory's device means.
+int16_t device_index(std::optional<at::Device> device);
+// A tensor on memory that nothing has written; the dispatcher's keys tell what PyTorch may know of it.
+at::Tensor make_empty(
+    at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int16_t device,
+    c10::DispatchKeySet keys = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1));
+// Whether a tensor shows each byte of its storage once.
+bool whole_storage(const at::Tensor& t);
+// Whether a tensor is a storage's bytes, as a checkpoint has them.
+bool is_bytes(const at::Tensor& t);
 // A CPU tensor's contents as a new device tensor (a copy is taken at once).
 at::Tensor to_device(const at::Tensor& cpu, int16_t device);
 // Untyped host bytes as a contiguous tensor of a layout's dtype and logical shape.
