@@ -28,6 +28,13 @@ def tier(request: pytest.FixtureRequest) -> Iterator[None]:
     yield from _in_force(request.param, config().tier_patience)
 
 
+@pytest.fixture(params=["compiled", "restless", "host"])
+def every_tier(request: pytest.FixtureRequest) -> None:
+    """Each test once with programs alone, with segments that go over to them, with CPU kernels."""
+    if request.param != "compiled":
+        request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def restless() -> Iterator[None]:
     """Segments go over to programs when they come for the third time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +17,11 @@ from tpu_eager.fused import bucketed
 FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
-@pytest.fixture(autouse=True, params=["host", "restless", "compiled"])
-def tier(request: pytest.FixtureRequest) -> Any:
-    """Each test in each tier."""
-    if request.param != "compiled":
-        request.getfixturevalue(request.param)
+pytestmark = pytest.mark.usefixtures("every_tier")
+
+
+@pytest.fixture(autouse=True)
+def fused(every_tier: None) -> Iterator[None]:
     with modes.using(FUSED):
         yield
 

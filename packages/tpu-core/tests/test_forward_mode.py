@@ -15,11 +15,7 @@ from torch.utils.checkpoint import checkpoint
 Call = Callable[[torch.Tensor], Any]
 
 
-@pytest.fixture(autouse=True, params=["host", "restless", "compiled"])
-def tier(request: pytest.FixtureRequest) -> None:
-    """Each test in each tier."""
-    if request.param != "compiled":
-        request.getfixturevalue(request.param)
+pytestmark = pytest.mark.usefixtures("every_tier")
 
 
 def _tangent(f: Call) -> Call:

@@ -1,4 +1,4 @@
-"""The executable cache on disk: round trips, damage, refusals, eviction and many processes."""
+"""The executable cache on disk: round trips, damage, refusals and eviction."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 
 import tpu_core.cache.entry
 import tpu_core.cache.store
-from tpu_core.cache import Entry, ExecutableStore, fingerprint
+from tpu_core.cache import Entry, ExecutableStore
 from tpu_core.errors import CacheWarning
 
 LIMIT = 1 << 20
@@ -32,19 +29,6 @@ def age(store, key, seconds):
     """Make an entry look as if it was last used some time ago."""
     then = time.time() - seconds
     os.utime(store.path(key), (then, then))
-
-
-def run_python(code, *arguments):
-    source = str(Path(tpu_core.cache.store.__file__).parents[2])
-    prelude = f"import sys; sys.path.insert(0, {source!r})\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", prelude + code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-    )
 
 
 def test_an_entry_comes_back_also_in_another_store(store):
@@ -388,85 +372,6 @@ def test_foreign_files_in_the_folder_are_left_alone(store):
     assert store.verify() == []
 
 
-WRITER = """
-from tpu_core.cache import ExecutableStore
-store = ExecutableStore(sys.argv[1], 1 << 30)
-payload = sys.argv[2].encode() * 200_000
-sys.stdin.readline()  # both start at once
-for i in range(30):
-    assert store.put("shared", payload, {"who": sys.argv[2]})
-    entry = store.get("shared")
-    assert entry is not None
-    assert entry.payload == entry.manifest["who"].encode() * 200_000
-print(store.counts.dropped)
-"""
-
-
-def test_two_processes_that_write_one_entry_at_once_never_read_half_of_it(tmp_path):
-    writers = [run_python(WRITER, tmp_path / "cache", name) for name in "ab"]
-    for writer in writers:
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        out, err = writer.communicate(timeout=100)
-        assert writer.returncode == 0, err
-        assert out.strip() == "0"
-        assert "CacheWarning" not in err
-    store = ExecutableStore(tmp_path / "cache", 1 << 30)
-    entry = store.get("shared")
-    assert entry.payload == entry.manifest["who"].encode() * 200_000
-    assert store.verify() == []
-    assert [p.name for p in store.directory.rglob(".tmp-*")] == []
-
-
-EVICTING_WRITER = """
-import random
-from tpu_core.cache import ExecutableStore
-name, limit = sys.argv[2], int(sys.argv[3])
-store, draw = ExecutableStore(sys.argv[1], limit), random.Random(name)
-sys.stdin.readline()  # all start at once
-for i in range(100):
-    assert store.put(f"{name} {i}", name.encode() * draw.randrange(1000, 8000), {})
-    for who in "abc":  # there and whole, or evicted
-        entry = store.get(f"{who} {draw.randrange(i + 1)}")
-        assert entry is None or set(entry.payload.decode()) == {who}
-print(store.counts.dropped, store.counts.evicted > 0)
-"""
-
-
-def test_the_limit_holds_against_processes_that_write_at_once(tmp_path):
-    limit = 200_000
-    writers = [run_python(EVICTING_WRITER, tmp_path / "cache", name, limit) for name in "abc"]
-    for writer in writers:
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        out, err = writer.communicate(timeout=100)
-        assert (writer.returncode, out, err) == (0, "0 True\n", "")
-    store = ExecutableStore(tmp_path / "cache", limit)
-    # Each looks at the folder again after a tenth of the limit of its own.
-    assert 0 < store.size() <= limit * 1.3
-    assert store.verify() == []
-    store.put("last", bytes(limit // 20), {})
-    assert store.size() <= limit
-
-
-def test_a_writer_killed_half_way_leaves_no_entry(tmp_path):
-    code = (
-        "import os\nfrom tpu_core.cache import store as module\n"
-        "def kill(*args): os._exit(9)\n"
-        "module.os.replace = kill\n"
-        "module.ExecutableStore(sys.argv[1], 1 << 30).put('key', b'payload', {})\n"
-    )
-    process = run_python(code, tmp_path / "cache")
-    process.communicate(timeout=100)
-    assert process.returncode == 9
-    store = ExecutableStore(tmp_path / "cache", 1 << 30)
-    assert store.get("key") is None
-    assert store.counts.dropped == 0
-    assert store.put("key", b"payload", {})
-
-
 def test_the_header_is_plain_json(store):
     store.put("key", b"payload", {"ops": 57})
     data = store.path("key").read_bytes()
@@ -475,30 +380,3 @@ def test_the_header_is_plain_json(store):
     assert header["key"] == "key"
     assert header["manifest"] == {"ops": 57}
     assert data[16 + length :] == b"payload"
-
-
-def test_fingerprints_are_the_same_in_every_process():
-    code = (
-        "from tpu_core.cache import fingerprint\n"
-        "print(fingerprint(a=1, b=['x', b'y', None, 2.5, True], c={'k': (1, 2)}, d={3, 4}))"
-    )
-    out, err = run_python(code).communicate(timeout=100)
-    assert out.strip(), err
-    assert out.strip() == fingerprint(
-        d=frozenset({4, 3}), c={"k": [1, 2]}, b=("x", b"y", None, 2.5, True), a=1
-    )
-
-
-def test_fingerprints_differ_where_values_or_types_do():
-    values = [
-        None, True, False, 0, 1, -1, 0.0, -0.0, 1.0, "", "1", b"", b"1", [], [1], [[1]], ["1"],
-        ["a", "b"], ["ab"], [["a"], "b"], {}, {"a": 1}, {"a": "1"}, {1: "a"}, set(), {1}, [None],
-    ]  # fmt: skip
-    assert len({fingerprint(x=value) for value in values}) == len(values)
-    assert fingerprint(x=1) != fingerprint(y=1)
-
-
-def test_a_fingerprint_refuses_what_has_no_stable_encoding():
-    for value in (object(), print, [object()], {"a": ExecutableStore}):
-        with pytest.raises(TypeError, match="has no stable encoding"):
-            fingerprint(x=value)
