@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
 
@@ -41,6 +44,7 @@ def tpu(
     from tpu_compile.graphs import decompositions
     from tpu_compile.mutations import replaces_storages
 
+    as_traced = GraphModule(model, copy.deepcopy(model.graph))
     leave_out_logits(model)
     with_autograd = aot_autograd(
         fw_compiler=compile_forward,
@@ -50,8 +54,23 @@ def tpu(
         # Else AOTAutograd writes inputs behind the graph, which it cannot do for a new storage.
         keep_inference_input_mutations=replaces_storages(model),
     )
-    function: Callable[..., Any] = with_autograd(model, example_inputs)
-    return function
+    return _with_tangents(with_autograd(model, example_inputs), as_traced)
+
+
+def _with_tangents(compiled: Callable[..., Any], as_traced: GraphModule) -> Callable[..., Any]:
+    """Run calls with dual numbers as traced: programs of AOTAutograd have no forward derivatives."""
+
+    @functools.wraps(compiled)
+    def call(*args: Any) -> Any:
+        # The level is -1 outside of dual_level(): one comparison for all other calls.
+        if forward_ad._current_level >= 0 and any(
+            isinstance(a, torch.Tensor) and forward_ad.unpack_dual(a).tangent is not None
+            for a in args
+        ):
+            return as_traced(*args)
+        return compiled(*args)
+
+    return call
 
 
 def _reset() -> None:

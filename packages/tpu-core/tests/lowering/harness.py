@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_map
 from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, drop_arguments, to_jax, to_torch, weak
 from tpu_core.lowering.registry import REGISTRY
+from tpu_core.pjrt import known_faults
+
+OPTIONS = dict(known_faults.compile_options("cpu"))
 
 
 class CompareLowerings(TorchDispatchMode):
@@ -73,9 +76,10 @@ class CompareLowerings(TorchDispatchMode):
         with jax.enable_x64(True):
             args = tuple(self._operand(entry, n, a, func) for n, a in zip(names, args))
             kwargs = {n: self._operand(entry, n, a, func) for n, a in kwargs.items()}
-            actual = call_lowering(entry, args, kwargs, out, contiguous=contiguous)
+            program, arrays = _traced(entry, args, kwargs, out, contiguous)
+            actual = program.lower().compile(OPTIONS)(*arrays)
             if self.check_width:
-                _check_width(entry, args, kwargs, out)
+                _check_width(program.jaxpr.jaxpr, args, kwargs, out)
         for got, want in zip(actual, results):
             for g, w in zip(_flat(got), _flat(want)):
                 if w is None:
@@ -114,26 +118,33 @@ def _lifted(x: Any) -> Any:
     return weak(x) if number else x
 
 
-def _check_width(entry: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Raise where a program over narrow operands computes on 64-bit floats (numbers apart)."""
-    wide = {"float64", "complex128"}
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array)
 
-    def array(x: Any) -> bool:
-        return isinstance(x, jax.Array)
 
+def _traced(entry: Any, args: Any, kwargs: Any, out: Any, contiguous: Any) -> tuple[Any, list[Any]]:
+    """The lowering as one program, as the recorder compiles it, and its run-time inputs."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    typed = [x for x in leaves if array(x) and not x.weak_type]
-    results = [x for x in jax.tree.leaves(out) if isinstance(x, jax.ShapeDtypeStruct)]
-    if any(str(x.dtype) in wide for x in (*typed, *results)):
-        return
-    traced = [i for i, x in enumerate(leaves) if array(x)]
+    at = [i for i, x in enumerate(leaves) if _is_array(x)]
 
     def call(*values: Any) -> Any:
         filled = list(leaves)
-        for i, v in zip(traced, values):
+        for i, v in zip(at, values):
             filled[i] = v
         a, k = jax.tree.unflatten(tree, filled)
-        return call_lowering(entry, a, k, out)
+        return call_lowering(entry, a, k, out, contiguous=contiguous)
+
+    arrays = [leaves[i] for i in at]
+    return jax.jit(call).trace(*arrays), arrays
+
+
+def _check_width(program: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Raise where a program over narrow operands computes on 64-bit floats (numbers apart)."""
+    wide = {"float64", "complex128"}
+    typed = [x for x in jax.tree.leaves((args, kwargs)) if _is_array(x) and not x.weak_type]
+    results = [x for x in jax.tree.leaves(out) if isinstance(x, jax.ShapeDtypeStruct)]
+    if any(str(x.dtype) in wide for x in (*typed, *results)):
+        return
 
     def walk(jaxpr: Any) -> None:
         for equation in jaxpr.eqns:
@@ -143,7 +154,7 @@ def _check_width(entry: Any, args: Any, kwargs: Any, out: Any) -> None:
             for sub in jaxprs_in_params(equation.params):
                 walk(sub)
 
-    walk(jax.make_jaxpr(call)(*[leaves[i] for i in traced]).jaxpr)
+    walk(program)
 
 
 def _clone(x: Any) -> Any:
