@@ -24,7 +24,7 @@ WANTED = (
 @functools.cache
 def entries() -> list[Any]:
     """OpInfo entries whose function has a public path, and whose results are determined."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from opinfo import op_db
 
     found = []
     for op in op_db:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwad
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -254,3 +255,25 @@ def test_batches_of_gradients_of_what_a_graph_draws() -> None:
     basis = torch.eye(8, device="tpu")
     with pytest.raises(UnsupportedOpError, match="draws random numbers"):
         torch.autograd.grad(f(x), x, basis, is_grads_batched=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dual_numbers_keep_their_tangents(dynamic: bool) -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.softmax(x.sin() * w, -1)
+        return y.sum(-1), (y @ y.mT).relu()
+
+    compiled = torch.compile(f, dynamic=dynamic)
+    for n in (4, 6):
+        x, w, t = torch.randn(n, 3), torch.randn(3), torch.randn(n, 3)
+        with fwad.dual_level():
+            wanted = [fwad.unpack_dual(y) for y in f(fwad.make_dual(x, t), w)]
+            dual = fwad.make_dual(x.to("tpu"), t.to("tpu"))
+            found = [fwad.unpack_dual(y) for y in compiled(dual, w.to("tpu"))]
+            # No tangent: the program runs.
+            plain = [fwad.unpack_dual(y) for y in compiled(x.to("tpu"), w.to("tpu"))]
+        for want, got, without in zip(wanted, found, plain, strict=True):
+            torch.testing.assert_close(got.primal.cpu(), want.primal)
+            torch.testing.assert_close(got.tangent.cpu(), want.tangent)
+            torch.testing.assert_close(without.primal.cpu(), want.primal)
+            assert without.tangent is None

@@ -58,7 +58,7 @@ def tpu(
 
 
 def _with_tangents(compiled: Callable[..., Any], as_traced: GraphModule) -> Callable[..., Any]:
-    """Run calls with dual numbers as traced: programs of AOTAutograd have no forward derivatives."""
+    """Run calls with dual numbers as traced: AOTAutograd has no forward derivatives."""
 
     @functools.wraps(compiled)
     def call(*args: Any) -> Any:

@@ -188,9 +188,10 @@ def check_opinfo(
     """
     from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo import core
 
     # Walks the stack for a unittest.TestCase, to note its samples there: 0.2 s each time.
-    common_utils.extract_test_fn = lambda: None
+    common_utils.extract_test_fn = core.extract_test_fn = lambda: None
     mode = CompareLowerings(**options)
     for op in (o for o in op_db if o.name == name):
         for dtype in dtypes:
