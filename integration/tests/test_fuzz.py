@@ -24,7 +24,7 @@ from fuzz.planted import PLANTED
 INTEGRATION = Path(__file__).parents[1]
 SECONDS = 75
 FUZZERS = ("calls", "aliasing", "programs", "xla", "mistakes")
-COUNTS = {"calls": 200, "aliasing": 150, "programs": 4, "xla": 350, "mistakes": 12}
+COUNTS = {"calls": 200, "aliasing": 150, "programs": 3, "xla": 230, "mistakes": 12}
 SEEDS = {"calls": 1, "aliasing": 1, "programs": 1, "xla": 1, "mistakes": 1}
 # The fuzzer whose share finds the fault; aliasing's rounds read what was given away.
 FINDS = {"donation": "aliasing"}

@@ -341,7 +341,7 @@ def test_strides_of_random_results() -> None:
 def test_threads_write_parts_of_one_tensor(tier: str, request: pytest.FixtureRequest) -> None:
     if tier != "compiled":
         request.getfixturevalue(tier)
-    rounds = 150
+    rounds = 60
     for size in (3, 3000):
         x = torch.zeros(4, size, device="tpu")
 
