@@ -46,7 +46,7 @@ def resume() -> None:
     """End what `importing` began: the first program is there, or many ops have run."""
     global _mark
     mark, _mark = _mark, None
-    # Objects that are not frozen. If the mark is, the user has frozen objects too, and wants them so.
+    # A mark that is frozen: the user has frozen objects too, and wants them so.
     if mark is not None and any(found is mark for found in gc.get_objects()):
         gc.unfreeze()
 
