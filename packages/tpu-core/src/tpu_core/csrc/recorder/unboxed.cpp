@@ -129,6 +129,9 @@ using Written = at::Tensor&;
 using Number = const at::Scalar&;
 using MaybeNumber = const std::optional<at::Scalar>&;
 using MaybeTensor = const std::optional<at::Tensor>&;
+using MaybeInt = std::optional<int64_t>;
+using MaybeDims = at::OptionalIntArrayRef;
+using MaybeDtype = std::optional<at::ScalarType>;
 
 const std::unordered_map<std::string, torch::CppFunction (*)(const c10::OperatorHandle&)> kForms{
     {"Tensor -> Tensor", &unboxed<at::Tensor, T>},
@@ -141,11 +144,38 @@ const std::unordered_map<std::string, torch::CppFunction (*)(const c10::Operator
     {"Tensor, Tensor, Tensor? -> Tensor", &unboxed<at::Tensor, T, T, MaybeTensor>},
     {"Tensor, Tensor, Tensor, Scalar, Scalar -> Tensor",
      &unboxed<at::Tensor, T, T, T, Number, Number>},
+    {"Tensor, Tensor, Tensor, Scalar -> Tensor", &unboxed<at::Tensor, T, T, T, Number>},
+    {"Tensor, Scalar, Scalar -> Tensor", &unboxed<at::Tensor, T, Number, Number>},
     {"Tensor, int, bool -> Tensor", &unboxed<at::Tensor, T, int64_t, bool>},
+    {"Tensor, int?, bool -> Tensor", &unboxed<at::Tensor, T, MaybeInt, bool>},
+    {"Tensor, int[], bool -> Tensor", &unboxed<at::Tensor, T, at::IntArrayRef, bool>},
+    {"Tensor, ScalarType? -> Tensor", &unboxed<at::Tensor, T, MaybeDtype>},
+    {"Tensor, int, ScalarType? -> Tensor", &unboxed<at::Tensor, T, int64_t, MaybeDtype>},
+    {"Tensor, int[]?, bool, ScalarType? -> Tensor",
+     &unboxed<at::Tensor, T, MaybeDims, bool, MaybeDtype>},
+    {"Tensor, int[]?, Scalar?, bool -> Tensor",
+     &unboxed<at::Tensor, T, MaybeDims, MaybeNumber, bool>},
+    {"Tensor, Scalar, int[]?, bool, ScalarType? -> Tensor",
+     &unboxed<at::Tensor, T, Number, MaybeDims, bool, MaybeDtype>},
+    {"Tensor, int, Tensor -> Tensor", &unboxed<at::Tensor, T, int64_t, T>},
+    {"Tensor, int, Tensor, bool -> Tensor", &unboxed<at::Tensor, T, int64_t, T, bool>},
+    {"Tensor, Tensor, int -> Tensor", &unboxed<at::Tensor, T, T, int64_t>},
+    {"Tensor, Tensor, Tensor, int -> Tensor", &unboxed<at::Tensor, T, T, T, int64_t>},
+    {"Tensor, Tensor, int, ScalarType -> Tensor",
+     &unboxed<at::Tensor, T, T, int64_t, at::ScalarType>},
+    {"Tensor, Tensor, SymInt, bool, bool -> Tensor",
+     &unboxed<at::Tensor, T, T, c10::SymInt, bool, bool>},
+    {"Tensor, str -> Tensor", &unboxed<at::Tensor, T, std::string_view>},
+    {"Tensor, Tensor, str -> Tensor", &unboxed<at::Tensor, T, T, std::string_view>},
     {"Tensor! -> Tensor!", &unboxed<Written, Written>},
     {"Tensor!, Tensor -> Tensor!", &unboxed<Written, Written, T>},
     {"Tensor!, Scalar -> Tensor!", &unboxed<Written, Written, Number>},
+    {"Tensor!, Scalar?, Scalar? -> Tensor!", &unboxed<Written, Written, MaybeNumber, MaybeNumber>},
     {"Tensor!, Tensor, Scalar -> Tensor!", &unboxed<Written, Written, T, Number>},
+    {"Tensor!, Tensor, Tensor, Scalar -> Tensor!", &unboxed<Written, Written, T, T, Number>},
+    {"Tensor!, int, Tensor, Tensor -> Tensor!", &unboxed<Written, Written, int64_t, T, T>},
+    {"Tensor!, int, Tensor, Tensor, Scalar -> Tensor!",
+     &unboxed<Written, Written, int64_t, T, T, Number>},
 };
 
 // "Tensor!, Tensor, Scalar -> Tensor!"; a view's "Tensor(a)" is no form of ours.
@@ -154,7 +184,7 @@ std::string form_of(const c10::FunctionSchema& schema) {
     std::string s;
     for (const auto& a : arguments) {
       if (!s.empty()) s += ", ";
-      s += a.type()->str();
+      s += a.real_type()->str();
       if (const auto* alias = a.alias_info()) s += alias->isWrite() ? "!" : "(a)";
     }
     return s;
