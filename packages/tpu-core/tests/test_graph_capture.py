@@ -11,16 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from graph_marks import CAPTURES
 from tpu_core import _C, interop
 from tpu_core.errors import GraphCaptureError
 from tpu_core.modes import STRICT, Mode, using
 
-pytestmark = [
-    pytest.mark.usefixtures("every_tier"),
-    pytest.mark.skipif(
-        not hasattr(torch.accelerator, "Graph"), reason="torch.accelerator.Graph is of torch 2.13"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("every_tier"), CAPTURES]
 
 
 # Those of tpu-eager are tested there.

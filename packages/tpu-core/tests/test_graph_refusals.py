@@ -8,15 +8,11 @@ import gc
 import pytest
 import torch
 
+from graph_marks import CAPTURES
 from tpu_core import interop
 from tpu_core.errors import GraphCaptureError
 
-pytestmark = [
-    pytest.mark.usefixtures("every_tier"),
-    pytest.mark.skipif(
-        not hasattr(torch.accelerator, "Graph"), reason="torch.accelerator.Graph is of torch 2.13"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("every_tier"), CAPTURES]
 
 REFUSED = {
     "item": lambda x: x[0].item(),
