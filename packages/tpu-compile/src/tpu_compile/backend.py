@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
+
+logger = logging.getLogger("tpu_compile")
 
 
 def tpu(
@@ -67,6 +70,7 @@ def _with_tangents(compiled: Callable[..., Any], as_traced: GraphModule) -> Call
             isinstance(a, torch.Tensor) and forward_ad.unpack_dual(a).tangent is not None
             for a in args
         ):
+            logger.info("called with dual numbers, it runs op by op")
             return as_traced(*args)
         return compiled(*args)
 
