@@ -137,6 +137,66 @@ def test_what_a_layer_is_not_made_for() -> None:
         check([cpu(packed)[0].data.detach()], [tpu(packed.to("tpu"))[0].data])
 
 
+LENGTHS = {"rising": [2, 5, 3], "equal": [4, 4], "one": [6], "one long": [12, 1, 1, 1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    "options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}], ids=str
+)
+def test_packed_sequences(
+    every_tier: None, kind: str, lengths: str, options: dict[str, Any]
+) -> None:
+    cpu, tpu = pair(kind, **options)
+    sizes = torch.tensor(LENGTHS[lengths])
+    x = torch.randn(len(sizes), int(sizes.max()), 3, requires_grad=True)
+    hx = states(cpu, len(sizes))
+    found = []
+    for module, rows, start in ((cpu, x, hx), (tpu, on_device(x), on_device(hx))):
+        packed = nn.utils.rnn.pack_padded_sequence(
+            rows, sizes, batch_first=True, enforce_sorted=False
+        )
+        y, last = module(packed, start)
+        assert torch.equal(y.batch_sizes, packed.batch_sizes)
+        results = [y.data, *flat(last)]
+        sum(r.sin().sum() for r in results).backward()
+        grads = [t.grad for t in (rows, *flat(start), *module.parameters())]
+        found.append([*(r.detach() for r in results), *grads])
+    check(*found)
+
+
+def test_an_end_of_one_sequence_is_not_seen_by_another() -> None:
+    cpu, tpu = pair("LSTM", bidirectional=True)
+    x = torch.randn(2, 5, 3)
+    x[0, 4] = float("nan")  # of the longer one alone
+    results = []
+    for module, rows in ((cpu, x), (tpu, x.to("tpu"))):
+        rows = rows.detach().requires_grad_()
+        packed = nn.utils.rnn.pack_padded_sequence(rows, torch.tensor([5, 2]), batch_first=True)
+        y, _ = nn.utils.rnn.pad_packed_sequence(module(packed)[0], batch_first=True)
+        y[1].sum().backward()
+        results.append([y.detach(), rows.grad[1]])
+    for want, have in zip(*results, strict=True):
+        torch.testing.assert_close(have.cpu(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_gradients_of_relu_stop_where_it_does(every_tier: None, value: float) -> None:
+    cpu, tpu = pair("RNN relu")
+    x = -torch.ones(3, 2, 3)
+    grads = []
+    for module, rows in ((cpu, x), (tpu, x.to("tpu"))):
+        with torch.no_grad():
+            for p in module.parameters():
+                p.fill_(0.5)
+        rows = rows.detach().requires_grad_()
+        y, _ = module(rows)
+        y.backward(torch.full_like(y, value))
+        grads.append(rows.grad)
+    torch.testing.assert_close(grads[1].cpu(), grads[0], rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_cells_without_biases(cell: type[nn.Module]) -> None:
     module = cell(3, 4, bias=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterable
@@ -103,6 +104,29 @@ def test_a_new_phase_of_many_sizes_is_padded():
     before = METRICS.snapshot()
     assert compiles(step, range(10)) <= 1
     assert METRICS.delta(before)["host_parts"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_packed_sequences_of_other_lengths_are_no_new_programs():
+    draw = torch.Generator().manual_seed(0)
+    module = torch.nn.GRU(3, 4)
+    on_device = copy.deepcopy(module).to("tpu")
+
+    def step(_: int) -> None:
+        lengths = torch.randint(9, 17, (12,), generator=draw).sort(descending=True).values
+        x = torch.randn(12, 16, 3, generator=draw)
+        found = []
+        for m in (module, on_device):
+            m.zero_grad()
+            rows = x.to(m.weight_ih_l0.device)
+            packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True)
+            y, last = m(packed)
+            (y.data.square().sum() + last.sum()).backward()
+            found.append([y.data.cpu(), last.cpu(), *(p.grad.cpu() for p in m.parameters())])
+        torch.testing.assert_close(*reversed(found), rtol=1e-4, atol=1e-5)
+
+    compiles(step, range(20))
+    assert compiles(step, range(20)) == 0
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")

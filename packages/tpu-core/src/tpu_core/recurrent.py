@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from tpu_core import packed_sequences
+
 Tensor = torch.Tensor
 
 _library = torch.library.Library("tpu", "FRAGMENT")
@@ -135,6 +137,28 @@ def _gradients_by_steps(
 _GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 
 
+class _Steps:
+    """Time steps of whole sequences, (T, N, features)."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.batch = x.size(1)
+
+    def padded(self, gates: Tensor, reverse: bool) -> Tensor:
+        """Gates of each time step."""
+        return gates
+
+    def flat(self, ys: Tensor, reverse: bool) -> Tensor:
+        """Results in the order of the input."""
+        return ys
+
+    def last(self, ys: Tensor, reverse: bool) -> Tensor:
+        """Results of the step that ends the sequences."""
+        return ys[0 if reverse else -1]
+
+    def runs_reversed(self, reverse: bool) -> bool:
+        return reverse
+
+
 def _run(
     kind: str,
     op: torch._ops.OpOverload,
@@ -148,20 +172,58 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
+    arguments = (x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    if x.dim() != 3 or not x.numel():
+        return _composite(op, *arguments)
+    x = x.transpose(0, 1) if batch_first else x
+    results = _layers(kind, x, _Steps(x), hx, *arguments[2:-1])
+    if results is None:
+        return _composite(op, *arguments)
+    y, *last = results
+    return y.transpose(0, 1) if batch_first else y, *last
+
+
+def _run_packed(
+    kind: str, op: torch._ops.OpOverload, x: Tensor, batch_sizes: Tensor, hx: Any, *rest: Any
+) -> Any:
+    if x.dim() == 2 and x.numel() and packed_sequences.is_packed(x, batch_sizes) and kind != "relu":
+        # Beyond its end a sequence goes on with its last gates. What no result takes has gradients
+        # of zero, if it is finite: a state of relu may grow beyond all numbers.
+        results = _layers(kind, x, packed_sequences.PackedSteps(batch_sizes, x.device), hx, *rest)
+        if results is not None:
+            return tuple(results)
+    return _composite(op, x, batch_sizes, hx, *rest)
+
+
+def _composite(op: torch._ops.OpOverload, *arguments: Any) -> Any:
+    """PyTorch's own path, a time step after the other."""
+    # No public call picks a kernel of an overload by its key, and the stubs know only those.
+    return op._op_dk(  # type: ignore[attr-defined]
+        torch._C.DispatchKey.CompositeImplicitAutograd, *arguments
+    )
+
+
+def _layers(
+    kind: str,
+    x: Tensor,
+    steps: _Steps | packed_sequences.PackedSteps,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> list[Tensor] | None:
+    """Outputs and last states of the layers; None where ATen's path is to be taken."""
     states = list(hx) if kind == "lstm" else [hx]
     directions = 2 if bidirectional else 1
     count = 4 if has_biases else 2
     transforms = torch._C._are_functorch_transforms_active()
     has_tangents = _has_tangents((x, *states, *params), transforms)
-    usual = _usual(kind, x, states, params, num_layers, directions, count, batch_first)
+    usual = _usual(kind, x, steps.batch, states, params, num_layers, directions, count)
     if not usual or (transforms and not has_tangents):
-        arguments = (x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
-        # PyTorch's own path, a time step after the other. No public call picks a kernel of an
-        # overload by its key, and the stubs know only those.
-        return op._op_dk(  # type: ignore[attr-defined]
-            torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, batch_first
-        )
-    x = x.transpose(0, 1) if batch_first else x
+        return None
     differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *states, *params))
     run_layer = _Layer.apply if differentiates else torch.ops.tpu.rnn_layer
     if has_tangents:
@@ -170,27 +232,27 @@ def _run(
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            i = layer * directions + direction
+            i, reverse = layer * directions + direction, bool(direction)
             weight, hidden_weight, *biases = params[i * count : (i + 1) * count]
             gates = F.linear(x, weight, *biases[:1])
             # Autocast chose the dtype of the gates; the rest follows.
             h, *c = (s[i].to(gates.dtype) for s in states)
             ys, cells, _ = run_layer(
-                gates,
+                steps.padded(gates, reverse),
                 h,
                 c[0] if c else None,
                 hidden_weight.to(gates.dtype),
                 biases[1].to(gates.dtype) if biases else None,
                 kind,
-                bool(direction),
+                steps.runs_reversed(reverse),
             )
-            outputs.append(ys)
+            outputs.append(steps.flat(ys, reverse))
             for kept, sequence in zip(last, (ys, cells)):
-                kept.append(sequence[0 if direction else -1])
+                kept.append(steps.last(sequence, reverse))
         x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
         if dropout and train and layer < num_layers - 1:
             x = F.dropout(x, dropout, training=True)
-    return x.transpose(0, 1) if batch_first else x, *(torch.stack(kept) for kept in last)
+    return [x, *(torch.stack(kept) for kept in last)]
 
 
 def _has_tangents(tensors: Sequence[Tensor], transforms: bool) -> bool:
@@ -207,25 +269,23 @@ def _has_tangents(tensors: Sequence[Tensor], transforms: bool) -> bool:
 def _usual(
     kind: str,
     x: Tensor,
+    batch: int,
     states: list[Tensor],
     params: Sequence[Tensor],
     layers: int,
     directions: int,
     count: int,
-    batch_first: bool,
 ) -> bool:
     """Return whether the layers are without projections, and what they get fits; else ATen says
     why.
     """
-    if x.dim() != 3 or not x.numel():
-        return False
     if len(states) != (2 if kind == "lstm" else 1) or len(params) != layers * directions * count:
         return False
     if any(t.device != x.device or t.dtype != params[0].dtype for t in params):
         return False
     if any(t.device != x.device or t.dtype != x.dtype for t in states):
         return False
-    hidden, features = params[1].size(-1), x.size(2)
+    hidden, features = params[1].size(-1), x.size(-1)
     gates = _GATES[kind] * hidden
     for layer in range(layers):
         shapes = [(gates, features), (gates, hidden), (gates,), (gates,)][:count] * directions
@@ -233,7 +293,7 @@ def _usual(
         if [tuple(p.shape) for p in params[start : start + len(shapes)]] != shapes:
             return False
         features = directions * hidden
-    state = layers * directions, x.size(0 if batch_first else 1), hidden
+    state = layers * directions, batch, hidden
     return all(tuple(s.shape) == state for s in states)
 
 
@@ -248,7 +308,8 @@ def register() -> None:
     library = torch.library.Library("aten", "IMPL")
     _overrides.append(library)
     for kind, name in _OPS.items():
-        op = getattr(torch.ops.aten, name).input
-        kernel: Callable[..., Any] = partial(_run, kind, op)
-        for key in ("AutogradPrivateUse1", "PrivateUse1"):  # with and without inference mode
-            library.impl(f"{name}.input", kernel, key)
+        packet = getattr(torch.ops.aten, name)
+        for overload, run in (("input", _run), ("data", _run_packed)):
+            kernel: Callable[..., Any] = partial(run, kind, getattr(packet, overload))
+            for key in ("AutogradPrivateUse1", "PrivateUse1"):  # with and without inference mode
+                library.impl(f"{name}.{overload}", kernel, key)

@@ -130,9 +130,10 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
     "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
 }
-_SLOPES: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "tanh": lambda y: 1 - y * y,
-    "relu": lambda y: (y > 0).astype(y.dtype),
+# Gradients of the operand, from those of the result and the result.
+_GRADIENTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "tanh": lambda grad, y: grad * (1 - y * y),
+    "relu": lambda grad, y: jnp.where(y <= 0, jnp.zeros((), grad.dtype), grad),
 }
 
 
@@ -212,7 +213,7 @@ def rnn_layer_backward(
         if kind == "gru":
             pre, hidden, rest, *_ = gru_cell_backward(grad, saved, False)
             return [_back(hidden, weight) + rest], [pre, hidden]
-        pre = grad * _SLOPES[kind](cast(y, wide))
+        pre = _GRADIENTS[kind](grad, cast(y, wide))
         return [_back(pre, weight)], [pre]
 
     start = [jnp.zeros(hx.shape, wide)] * (2 if kind == "lstm" else 1)

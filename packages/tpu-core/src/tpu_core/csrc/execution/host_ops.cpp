@@ -157,7 +157,7 @@ void fused_gru_cell_backward(ThreefryKey, Stack& s) {
 void rnn_layer(ThreefryKey, Stack& s) {
   auto gates = s[0].toTensor();
   const auto hx = s[1].toTensor(), weight = s[3].toTensor().t();
-  auto bias = optional(s[4]);
+  const auto bias = optional(s[4]);
   const auto dtype = hx.scalar_type();
   const auto kind = s[5].toStringRef();
   const bool reverse = s[6].toBool();
@@ -216,7 +216,7 @@ void rnn_layer_backward(ThreefryKey, Stack& s) {
   auto grad_h = at::zeros_like(wide(hx)), grad_c = kind == "lstm" ? grad_h.clone() : Tensor();
   auto gates = at::empty({steps, hx.size(0), weight.size(0)}, weight.options());
   auto products = kind == "gru" ? at::empty_like(gates) : gates;
-  const auto gates_of = gates.unbind(0), products_of = products.unbind(0);
+  auto gates_of = gates.unbind(0), products_of = products.unbind(0);
   for (int64_t n = steps - 1; n >= 0; --n) {
     const auto t = reverse ? steps - 1 - n : n;
     const auto grad = of_ys[t].defined() ? of_ys[t] + grad_h : grad_h;
@@ -231,9 +231,9 @@ void rnn_layer_backward(ThreefryKey, Stack& s) {
       grad_h = at::addmm(found[2], found[1], weight);
       continue;
     } else if (kind == "tanh") {
-      gates_of[t].copy_(at::tanh_backward(grad, kept[t]));
+      at::tanh_backward_out(gates_of[t], grad, kept[t]);
     } else {
-      gates_of[t].copy_(at::threshold_backward(grad, kept[t], 0));
+      at::threshold_backward_out(gates_of[t], grad, kept[t], 0);
     }
     grad_h = at::mm(gates_of[t], weight);
   }
