@@ -38,6 +38,7 @@ def _example(
     i: jax.Array,
     groups: jax.Array,
 ) -> list[Any]:
+    square, linalg = x @ x.T, lax.linalg
     windows = ((2, 1), (2, 1), "VALID")
 
     def looped(x: jax.Array) -> Any:
@@ -80,6 +81,9 @@ def _example(
         lambda: (lax.concatenate([x, x], 0), lax.pad(x, 0.0, ((1, 1, 0), (0, 0, 0)))),
         lambda: jnp.stack([x, x], 1),
         lambda: lax.split(x, (2, 2), axis=1),
+        lambda: (linalg.cholesky(square), linalg.lu(square), linalg.triangular_solve(square, x.T)),
+        lambda: (linalg.qr(x, full_matrices=False), linalg.svd(x, compute_uv=False)),
+        lambda: linalg.lu_pivots_to_permutation(i[:, 0], n),
         lambda: looped(x),
         lambda: (lax.integer_pow(x, 3), lax.convert_element_type(x, np.int32), jnp.exp(x)),
         lambda: (

@@ -152,7 +152,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, out: Out) -
     index = lax.iota(np.int32, steps)
     low = start + step * index.astype(dtype)
     high = end - step * (steps - 1 - index).astype(dtype)
-    return jnp.where(index < steps // 2, low, high)
+    return jnp.where(2 * index + 2 <= steps, low, high)  # index < steps // 2
 
 
 @lowering(

@@ -115,11 +115,12 @@ def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     if not x.ndim:
         return _single(x)
     count = x.shape[dim]
-    rank: int | jax.Array = (count - 1) // 2
+    # Divided in the program: a number that follows from the size, so that padded arrays serve it.
+    rank = lax.div(np.int32(count - 1), np.int32(2))
     if is_float(x.dtype):
         # NaNs are sorted last and keep their order.
         nans = _nan_count(x, dim)
-        rank = jnp.where(nans > 0, count - nans, np.int32(rank))
+        rank = jnp.where(nans > 0, np.int32(count) - nans, rank)
     return _select(x, dim, keepdim, rank)
 
 

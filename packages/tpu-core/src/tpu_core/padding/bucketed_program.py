@@ -18,6 +18,7 @@ from tpu_core.padding import (
     contractions,
     elementwise,
     indexing,
+    linalg,
     loops,
     reductions,
     shapes,
@@ -31,7 +32,7 @@ from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 
-RULE_MODULES = (contractions, elementwise, indexing, loops, reductions, shapes, windows)
+RULE_MODULES = (contractions, elementwise, indexing, linalg, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
 _FEW_SIZES = 2

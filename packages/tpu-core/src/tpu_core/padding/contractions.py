@@ -71,12 +71,13 @@ def convolution(
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
     out_feature, in_feature, *window = numbers.rhs_spec
-    grouped = params["feature_group_count"] != 1 or params["batch_group_count"] != 1
-    if grouped and not (is_static(left.dims[feature]) and is_static(right.dims[out_feature])):
+    # The dims that groups divide; what each group sums over may vary.
+    divided = [left.dims[feature]] if params["feature_group_count"] != 1 else []
+    divided += [left.dims[batch]] if params["batch_group_count"] != 1 else []
+    divided += [right.dims[out_feature]] if divided else []
+    if not all(map(is_static, divided)):
         raise NotPaddableError("a grouped convolution over a dim that varies")
-    if params["batch_group_count"] != 1 and not is_static(left.dims[batch]):
-        raise NotPaddableError("a grouped convolution over a dim that varies")
-    if not grouped:
+    if params["feature_group_count"] == 1:
         left, right = _same_dim(context, left, feature, right, in_feature)
     sizes = context.out(eqns)
     out_batch, out_channel, *out_spatial = numbers.out_spec

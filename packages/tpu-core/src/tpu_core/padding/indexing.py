@@ -49,6 +49,15 @@ def _window(
     return Padded(jnp.take(x.array, index, axis=axis, mode="clip"), dims)
 
 
+@rule("split", handles=("sizes",))
+def split(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
+    x, axis = operands[0], eqns[0].params["axis"]
+    lengths = [e.params["sizes"] for e in eqns]
+    starts = [context.size([sum(s[:i]) for s in lengths]) for i in range(len(lengths[0]))]
+    sizes = context.sizes(lengths)
+    return [_window(context, x, axis, start, size, 1) for start, size in zip(starts, sizes)]
+
+
 @rule("dynamic_slice", handles=("slice_sizes",))
 def dynamic_slice(
     context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from tpu_core.padding.interpret import PaddingContext, bind, rule, shape_of
+from tpu_core.padding.interpret import PaddingContext, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, merge, replaced
 from tpu_core.padding.sizes import NotPaddableError, Size, static
 
@@ -236,13 +236,3 @@ def _pad_by_size(context: PaddingContext, x: Padded, value: Padded, axis: int, l
     array = lax.slice_in_dim(array, length, shape[axis], axis=axis)
     # What follows it is the padding value, so that its length does not matter.
     return Padded(array, replaced(x.dims, axis, (static(array.shape[axis]),)))
-
-
-@rule("split")
-def split(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
-    axis = eqns[0].params["axis"]
-    x = operands[0]
-    if not is_static(x.dims[axis]):
-        raise NotPaddableError("a split of a dim that varies")
-    results = bind(eqns[0], [x.array])
-    return [Padded(r, replaced(x.dims, axis, (static(r.shape[axis]),))) for r in results]

@@ -71,6 +71,10 @@ def static(size: int) -> Size:
 NUMERATORS = (1, 2)
 
 
+# Scale and offset of a bound that lies next to a number of elements, as a limit of indices does.
+_NEXT_TO_PRODUCTS = ((1, 1), (1, -1))
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """A number inside an op: always the same, a size, or one or two divided by a size.
@@ -164,7 +168,7 @@ class Fit:
             ):
                 products = [math.prod(values[s] for s in symbols) for values in self.values]
                 line = _line(products, seen)
-                if line and (degree == 1 or line[1] == 0):
+                if line and (degree == 1 or line[1] == 0 or line in _NEXT_TO_PRODUCTS):
                     found.append((_likelihood(degree, *line), Size(line[0], symbols, line[1])))
         return min(found, key=lambda x: x[0])[1] if found else None
 
@@ -226,13 +230,15 @@ def _likelihood(degree: int, scale: int, offset: int) -> tuple[int, int]:
     """Rank of a form; any two values lie on a line, so a multiple or a small offset is likelier."""
     if offset == 0:
         return degree, 0
-    return (1 if abs(offset) <= 4 * scale else 4), abs(offset)
+    return (degree if abs(offset) <= 4 * scale else 4), abs(offset)
 
 
 def _may_be_chance(size: Size, recordings: int) -> bool:
     """Return whether sizes of tensors that lie on a line may be independent: any two values do."""
     if size.is_static or recordings > 2:
         return False
+    if len(size.symbols) > 1 and size.offset:
+        return True
     return _likelihood(len(size.symbols), size.scale, size.offset)[0] >= 4
 
 

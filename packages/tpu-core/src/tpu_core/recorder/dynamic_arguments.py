@@ -23,7 +23,11 @@ _SIZES = frozenset(
 )
 
 # Of ops that type a size otherwise.
-_DECLARED: dict[str, frozenset[str]] = {"tpu_compile::graph": frozenset({"sizes"})}
+_DECLARED: dict[str, frozenset[str]] = {
+    "aten::linspace": frozenset({"steps"}),
+    "aten::logspace": frozenset({"steps"}),
+    "tpu_compile::graph": frozenset({"sizes"}),
+}
 
 # In a schema's text: `real_type` says int for SymInt.
 _SYMINT = re.compile(r"SymInt(?:\[\d*\])?\??(?:\[\])?\s+(\w+)")
