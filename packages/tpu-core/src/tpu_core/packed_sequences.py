@@ -1,11 +1,14 @@
-"""Packed sequences as padded ones, for recurrent layers: one loop whatever the lengths are.
+"""Packed sequences by one gather and one scatter, and as padded ones for recurrent layers.
 
 `torch.nn.utils.rnn.PackedSequence` has the rows of a time step one after the other, as many as
-there are sequences of that length, the longest first. ATen runs a step by itself, on as many rows
-as it has, so that each set of lengths would be a program of its own.
+there are sequences of that length, the longest first. ATen copies and runs a step by itself, on as
+many rows as it has, so that each set of lengths would be a program of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -71,3 +74,73 @@ class PackedSteps:
 
     def runs_reversed(self, reverse: bool) -> bool:
         return False
+
+
+def _rows(batch_sizes: Tensor, shape: Sequence[int], batch_first: bool) -> Tensor:
+    """Rows of padded sequences, whose first two dims are one, that packed ones consist of."""
+    batch = shape[0 if batch_first else 1]
+    is_there = batch_sizes.unsqueeze(1) > torch.arange(batch)
+    step, sequence = is_there.nonzero().unbind(1)
+    return sequence * shape[1] + step if batch_first else step * batch + sequence
+
+
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    op = torch.ops.aten._pack_padded_sequence.default
+    if type(lengths) is not Tensor or x.dim() < 2 or not x.numel():
+        return _as_aten(op, x, lengths, batch_first)
+    # What ATen says of the lengths: on the CPU, without features.
+    _, batch_sizes = op(torch.empty(x.shape[:2]), lengths, batch_first)
+    if len(batch_sizes) > x.size(1 if batch_first else 0):  # ATen lets steps be missing
+        return _as_aten(op, x, lengths, batch_first)
+    row = _rows(batch_sizes, x.shape, batch_first)
+    return x.flatten(0, 1).index_select(0, row.to(x.device)), batch_sizes
+
+
+def _pack_backward(
+    grad: Tensor, input_size: Sequence[int], batch_sizes: Tensor, batch_first: bool
+) -> Tensor:
+    if type(batch_sizes) is not Tensor or len(batch_sizes) > input_size[1 if batch_first else 0]:
+        op = torch.ops.aten._pack_padded_sequence_backward.default
+        return _as_aten(op, grad, input_size, batch_sizes, batch_first)
+    row = _rows(batch_sizes, input_size, batch_first).to(grad.device)
+    flat = grad.new_zeros((input_size[0] * input_size[1], *input_size[2:]))
+    return flat.index_copy(0, row, grad).unflatten(0, input_size[:2])
+
+
+def _pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[Tensor, Tensor]:
+    op = torch.ops.aten._pad_packed_sequence.default
+    # Where data lacks rows ATen fails, or leaves some out.
+    if type(batch_sizes) is not Tensor or not data.numel() or batch_sizes.sum() != len(data):
+        return _as_aten(op, data, batch_sizes, batch_first, padding_value, total_length)
+    padded, lengths = op(torch.empty(len(data)), batch_sizes, False, 0.0, total_length)
+    steps, batch = padded.shape
+    row = _rows(batch_sizes, padded.shape, False).to(data.device)
+    result = data.new_full((steps * batch, *data.shape[1:]), padding_value)
+    result = result.index_copy(0, row, data).unflatten(0, (steps, batch))
+    return result.transpose(0, 1) if batch_first else result, lengths
+
+
+def _as_aten(op: torch._ops.OpOverload, *arguments: Any) -> Any:
+    """PyTorch's own path, a time step after the other."""
+    name, key = op.name(), torch._C.DispatchKey
+    explicit = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
+    kind = key.CompositeExplicitAutograd if explicit else key.CompositeImplicitAutograd
+    # No public call picks a kernel of an overload by its key, and the stubs know only those.
+    return op._op_dk(kind, *arguments)  # type: ignore[attr-defined]
+
+
+# With autograd's key where ATen's kernel is a composite, whose ops have the gradients.
+_OVERRIDES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "_pack_padded_sequence": (_pack, ("PrivateUse1",)),
+    "_pack_padded_sequence_backward": (_pack_backward, ("AutogradPrivateUse1", "PrivateUse1")),
+    "_pad_packed_sequence": (_pad, ("AutogradPrivateUse1", "PrivateUse1")),
+}
+
+
+def register(library: torch.library.Library) -> None:
+    """Put these in the place of ATen's composites."""
+    for name, (kernel, keys) in _OVERRIDES.items():
+        for key in keys:
+            library.impl(name, kernel, key)

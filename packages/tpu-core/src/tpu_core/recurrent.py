@@ -307,6 +307,7 @@ def register() -> None:
         return
     library = torch.library.Library("aten", "IMPL")
     _overrides.append(library)
+    packed_sequences.register(library)
     for kind, name in _OPS.items():
         packet = getattr(torch.ops.aten, name)
         for overload, run in (("input", _run), ("data", _run_packed)):
