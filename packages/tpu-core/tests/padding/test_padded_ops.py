@@ -156,6 +156,11 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
         lambda n: [torch.randn(n, 4), torch.randn(4)],
     ),
     "sum of a layer norm": (lambda x: F.layer_norm(x, (6,)).sum((1, 2)), floats(middle)),
+    # A number of elements in which the height and width are a size less 2.
+    "batch norm of a convolution": (
+        lambda x: F.batch_norm(F.conv2d(x, _KERNEL.to(x.device)), None, None, training=True),
+        lambda n: [torch.randn(n, 3, n + 3, n + 3)],
+    ),
     "group norm": (lambda x: F.group_norm(x, 3), floats(lambda n: (n, 6, 4))),
     "instance norm": (lambda x: F.instance_norm(x), floats(signal)),
     "rms norm": (lambda x: F.rms_norm(x, (6,)), floats(middle)),
@@ -221,6 +226,7 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
     "max pool": (lambda x: F.max_pool2d(x, 2), floats(image)),
     "average pool": (lambda x: F.avg_pool2d(x, 2), floats(image)),
     "adaptive pool": (lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), floats(image)),
+    "adaptive max pool": (lambda x: F.adaptive_max_pool2d(x, 1), floats(lambda n: (2, n, n, n))),
     "transpose": (lambda x: x.t().contiguous() * 2, floats(rows)),
     "permute and merge": (lambda x: x.permute(1, 0, 2).reshape(x.shape[1], 12) + 1, floats(middle)),
     "merge with padding inside": (lambda x: (x.reshape(-1, 6) * 2).sum(0), floats(middle)),
@@ -404,6 +410,7 @@ def test_random_numbers_are_those_of_the_exact_program(seed):
                     (
                         torch.rand(2, n, 3, device="tpu")
                         + F.dropout(torch.ones(n, 5, device="tpu")).sum()
+                        + attention(*torch.ones(3, 1, 2, n, 4, device="tpu"), dropout_p=0.5).sum()
                     ).cpu()
                     for n in SIZES
                 ]

@@ -6,6 +6,7 @@ reshape makes them a dim of their own; else averages are maps along one axis at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,17 +113,20 @@ def _adaptive_max_pool(x: jax.Array, outputs: Sequence[int]) -> tuple[jax.Array,
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, np.int32)
     positions, inside = jnp.zeros((), np.int32), np.ones((1,) * 2 * rank, np.bool_)
     for i, (size, n) in enumerate(zip(sizes, outputs)):
-        m = _window_map(size, n)
         axis = lead + 2 * i
-        if _even((size,), (n,)):
-            x = x.reshape(*x.shape[:axis], *m.index.shape, *x.shape[axis + 1 :])
-        else:
-            x = jnp.take(x, jnp.asarray(m.index, np.int32), axis=axis, mode="clip")
         window = [1] * 2 * rank
-        window[2 * i : 2 * i + 2] = m.index.shape
-        step = int(np.prod(sizes[i + 1 :]))
-        positions = positions + jnp.asarray(m.index * step, np.int32).reshape(window)
-        inside = inside & (m.weight != 0).reshape(window)
+        if _even((size,), (n,)):  # no table, so that padded arrays serve other sizes
+            index = lax.iota(np.int32, size).reshape(n, size // n)
+            x = x.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+            window[2 * i : 2 * i + 2] = index.shape
+        else:
+            m = _window_map(size, n)
+            index = jnp.asarray(m.index, np.int32)
+            x = jnp.take(x, index, axis=axis, mode="clip")
+            window[2 * i : 2 * i + 2] = index.shape
+            inside = inside & (m.weight != 0).reshape(window)
+        step = np.int32(math.prod(sizes[i + 1 :]))
+        positions = positions + (index * step).reshape(window)
     if not inside.all():
         x = jnp.where(inside, x, lowest(x.dtype))
         positions = jnp.where(inside, positions, np.int32(np.iinfo(np.int32).max))

@@ -17,6 +17,7 @@ from jax import lax
 
 from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.matmul import contract
+from tpu_core.lowering.random import random_words
 from tpu_core.lowering.registry import lowering
 
 _QUERY_KEY = (((3,), (3,)), ((0, 1), (0, 1)))  # [B,H,L,E] x [B,H,S,E] -> [B,H,L,S]
@@ -63,10 +64,11 @@ def _scale(q: jax.Array, scale: Any, dtype: Any) -> jax.Array:
 
 def _keep(key: jax.Array, dropout_p: float, shape: tuple[int, ...]) -> jax.Array:
     """Mask of the probabilities that dropout keeps; forward and backward derive it from the same
-    key.
+    key. Its bits are those of ``jax.random.bits``.
     """
     threshold = np.uint32(min(int(dropout_p * 2**32), 2**32 - 1))
-    return jax.random.bits(key, shape, np.uint32) >= threshold
+    high, low = random_words(key, shape)
+    return (high ^ low) >= threshold
 
 
 def _drop(p: jax.Array, keep: jax.Array, dropout_p: float) -> jax.Array:

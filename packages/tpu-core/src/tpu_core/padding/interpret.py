@@ -9,6 +9,7 @@ parameters that it handles: any other that differs between the traces is refused
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -89,11 +90,12 @@ class PaddingContext:
             raise NotPaddableError("a constant array depends on a size")
         numbers = [v.item() for v in values]
         known = self._fit.follow(numbers, dtype)
-        if known is None or known.size is None:
+        if known is None or not known.factors:
             raise NotPaddableError(
                 f"a constant that was {', '.join(map(str, numbers))} follows no size"
             )
-        actual = jnp.asarray(self.space.actual(known.size))
+        sizes = [jnp.asarray(self.space.actual(size)) for size in known.factors]
+        actual = functools.reduce(jnp.multiply, sizes) + known.offset
         if known.numerator is None:
             return actual.astype(dtype)
         return (known.numerator / actual.astype(np.float64)).astype(dtype)

@@ -71,31 +71,38 @@ def static(size: int) -> Size:
 NUMERATORS = (1, 2)
 
 
+# Varying sizes beyond which no product of them is looked for.
+_MOST_FACTORS = 16
 # Scale and offset of a bound that lies next to a number of elements, as a limit of indices does.
 _NEXT_TO_PRODUCTS = ((1, 1), (1, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A number inside an op: always the same, a size, or one or two divided by a size.
+    """A number inside an op: always the same, a count, or one or two divided by a count.
+
+    A count is a size, or the product of several with a small offset: of the elements of an image
+    whose height is a size less 2.
 
     Attributes:
         constant: The number, where it is always the same.
-        size: The size.
-        numerator: The number that the size divides; None where the number is the size itself.
+        factors: The sizes whose product is the count, less its offset.
+        offset: What is added to the product.
+        numerator: The number that the count divides; None where the number is the count itself.
         rounding: Relative error of the quotient, as its dtype rounds.
     """
 
     constant: float | None = None
-    size: Size | None = None
+    factors: tuple[Size, ...] = ()
+    offset: int = 0
     numerator: int | None = None
     rounding: float = 0.0
 
     def holds(self, number: float, values: Sequence[int]) -> bool:
         """Return whether it is this number where the symbols have these values."""
-        if self.size is None:
+        if not self.factors:
             return _identical(number, self.constant)
-        n = self.size.value(values)
+        n = math.prod(size.value(values) for size in self.factors) + self.offset
         if self.numerator is None:
             return number == n
         return abs(number * n - self.numerator) <= self.rounding * self.numerator
@@ -134,6 +141,7 @@ class Fit:
         self.symbols: list[int] = []
         self.values: list[list[int]] = [[] for _ in recordings]
         self._known: dict[tuple[int, ...], Size] = {}
+        self._counts: dict[tuple[int, ...], tuple[tuple[Size, ...], int] | None] = {}
         columns = list(zip(*recordings, strict=True))
         for position in first:
             self._known[columns[position]] = self._define(position, columns[position])
@@ -202,17 +210,44 @@ class Fit:
         if not all(math.isfinite(n) for n in seen):
             return None
         if all(n == round(n) for n in seen):
-            size = self.derive([round(n) for n in seen])
-            if size is not None:
-                return Known(size=size)
+            count = self._count([round(n) for n in seen])
+            if count is not None:
+                return Known(factors=count[0], offset=count[1])
         if np.dtype(dtype).kind != "f" or not all(seen):
             return None
         rounding = float(np.finfo(dtype).eps)
         for numerator in NUMERATORS:
-            size = self.derive([round(numerator / n) for n in seen])
-            known = Known(size=size, numerator=numerator, rounding=rounding)
-            if size is not None and all(map(known.holds, seen, self.values)):
+            count = self._count([round(numerator / n) for n in seen])
+            if count is None:
+                continue
+            factors, offset = count
+            known = Known(None, factors, offset, numerator, rounding)
+            if all(map(known.holds, seen, self.values)):
                 return known
+        return None
+
+    def _count(self, seen: Sequence[int]) -> tuple[tuple[Size, ...], int] | None:
+        """Sizes and the offset to their product that give these integers."""
+        seen = tuple(seen)
+        if seen not in self._counts:
+            size = self.derive(seen)
+            self._counts[seen] = self._product(seen) if size is None else ((size,), 0)
+        return self._counts[seen]
+
+    def _product(self, seen: tuple[int, ...]) -> tuple[tuple[Size, ...], int] | None:
+        """The product of some varying sizes and a static one, or the integer next to it."""
+        varying = [(size, column) for column, size in self._known.items() if not size.is_static]
+        if len(varying) > _MOST_FACTORS:
+            return None
+        for degree in (2, 3):
+            for chosen in itertools.combinations_with_replacement(varying, degree):
+                products = [math.prod(row) for row in zip(*(column for _, column in chosen))]
+                for offset in (0, -1, 1):
+                    scale, rest = divmod(seen[0] - offset, products[0])
+                    follows = all(n - offset == scale * p for n, p in zip(seen, products))
+                    if scale > 0 and not rest and follows:
+                        sizes = tuple(size for size, _ in chosen)
+                        return (*sizes, static(scale))[: degree + (scale > 1)], offset
         return None
 
     def solve(self, integers: Sequence[int]) -> list[int] | None:

@@ -89,9 +89,13 @@ def _holds_symbolically(
 
 
 def _is(number: Any, known: Known, dims: Sequence[Any]) -> bool:
-    if known.size is None:
+    if not known.factors:
         return not export.is_symbolic_dim(number) and known.holds(number, ())
-    return known.numerator is None and bool(number == _expression(known.size, dims))
+    return known.numerator is None and bool(number == _count(known, dims))
+
+
+def _count(known: Known, dims: Sequence[Any]) -> Any:
+    return math.prod(_expression(size, dims) for size in known.factors) + known.offset
 
 
 def _expression(size: Size, dims: Sequence[Any]) -> Any:
