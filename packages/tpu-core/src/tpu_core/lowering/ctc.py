@@ -1,13 +1,13 @@
 """Lowerings of the connectionist temporal classification loss and of its backward op.
 
 The recursions are those of LossCTC.cpp over the labels with blanks between them, all sequences
-at once. Lengths are compiled in, as every ``int[]`` is.
+at once. Lengths are arrays, so that one program serves them all (`tpu_core.recorder.ctc`); in a
+graph, where they are lists, they are compiled in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,23 @@ from tpu_core.lowering.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 
 
-def _extended(targets: jax.Array, lengths: Sequence[int], blank: int, count: int) -> jax.Array:
-    """Labels (N, 2 * count + 1), blanks at even places, from padded or concatenated targets."""
-    batch = len(lengths)
-    if targets.ndim == 1:
-        first = np.concatenate([[0], np.cumsum(lengths)[:-1]])[:, None]
-        places = np.minimum(first + np.arange(count)[None], max(targets.shape[0] - 1, 0))
-        used = np.arange(count)[None] < np.asarray(lengths)[:, None]
-        if targets.size:
-            targets = jnp.where(used, targets[places.astype(np.int32)], blank)
-        else:
-            targets = jnp.full((batch, count), blank)
-    labels = targets[:, :count].astype(np.int32)
+def _padded(targets: jax.Array, lengths: Sequence[int]) -> jax.Array:
+    """Labels (N, S) of targets that are padded or one after the other."""
+    count = max(lengths, default=0)
+    if targets.ndim != 1:
+        return targets[:, :count]
+    if not targets.size:
+        return jnp.zeros((len(lengths), count), targets.dtype)
+    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])[:, None]
+    places = np.minimum(first + np.arange(count)[None], targets.shape[0] - 1)
+    return targets[places.astype(np.int32)]
+
+
+def _extended(targets: jax.Array, lengths: jax.Array, blank: int) -> jax.Array:
+    """Labels (N, 2 * S + 1), blanks at even places and beyond the lengths."""
+    batch, count = targets.shape
+    used = lax.broadcasted_iota(np.int32, (batch, count), 1) < lengths[:, None]
+    labels = jnp.where(used, targets.astype(np.int32), np.int32(blank))
     blanks = jnp.full((batch, count, 1), np.int32(blank))
     pairs = lax.concatenate([blanks, lax.expand_dims(labels, (2,))], 2)
     pairs = lax.reshape(pairs, (batch, 2 * count))
@@ -77,47 +82,119 @@ def _forward(emissions: jax.Array, labels: jax.Array, start: jax.Array) -> jax.A
     return lax.concatenate([first[None], rest], 0)
 
 
-def _ends(lengths: Sequence[int], places: int) -> tuple[np.ndarray, np.ndarray]:
+def _ends(lengths: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
     """Masks (N, s) of the two places that a path may end at, and of the places in use."""
-    last = 2 * np.asarray(lengths, np.int64)[:, None]
-    place = np.arange(places)[None]
+    last = 2 * lengths[:, None]
+    place = lax.broadcasted_iota(np.int32, (lengths.shape[0], places), 1)
     return (place == last) | (place == last - 1), place <= last
 
 
-@lowering("aten._ctc_loss.default")
+@lowering("tpu.ctc_loss.default")
 def ctc_loss(
+    log_probs: jax.Array, targets: jax.Array, lengths: jax.Array, blank: int
+) -> tuple[jax.Array, jax.Array]:
+    """Negative log-likelihood (N) and log alpha (N, T, 2 * S + 1).
+
+    Args:
+        log_probs: Of (T, N, C).
+        targets: Labels (N, S).
+        lengths: Of the inputs and of the targets, (2, N).
+        blank: The label between labels.
+    """
+    x = cast(log_probs, op_math(log_probs.dtype))
+    input_lengths, target_lengths = lengths.astype(np.int32)
+    labels = _extended(targets, target_lengths, blank)
+    places = labels.shape[1]
+    end, used = _ends(target_lengths, places)
+    place = lax.broadcasted_iota(np.int32, (x.shape[1], places), 1)
+    start = used & (place < 2)
+    alpha = _forward(_emissions(x, labels), labels, start)
+    time = jnp.maximum(input_lengths - 1, 0)
+    index = jnp.broadcast_to(time[:, None], (x.shape[1], places))[None]
+    final = jnp.take_along_axis(alpha, index, axis=0, mode="clip")[0]
+    off = np.asarray(-np.inf, x.dtype)
+    likelihood = _logaddexp(
+        *(jnp.max(jnp.where(end & (place % 2 == odd), final, off), 1) for odd in (0, 1))
+    )
+    # No time steps: certain of an empty target, impossible otherwise.
+    zero = jnp.zeros((), x.dtype)
+    empty = jnp.where(target_lengths == 0, zero, jnp.full((), np.inf, x.dtype))
+    loss = jnp.where(input_lengths == 0, empty, -likelihood)
+    return loss, lax.transpose(alpha, (1, 0, 2))
+
+
+@lowering("tpu.ctc_loss_backward.default")
+def ctc_loss_backward(
+    grad: jax.Array,
+    log_probs: jax.Array,
+    targets: jax.Array,
+    lengths: jax.Array,
+    neg_log_likelihood: jax.Array,
+    log_alpha: jax.Array,
+    blank: int,
+    zero_infinity: bool,
+) -> jax.Array:
+    """``exp(log_probs)`` less the posterior of each class at each step; arguments of `ctc_loss`."""
+    dtype = op_math(log_probs.dtype)
+    x, loss = cast(log_probs, dtype), cast(neg_log_likelihood, dtype)
+    steps, _, classes = x.shape
+    places = log_alpha.shape[2]
+    input_lengths, target_lengths = lengths.astype(np.int32)
+    labels = _extended(targets, target_lengths, blank)
+    emissions = _emissions(x, labels)
+    end, used = _ends(target_lengths, places)
+    last = input_lengths[:, None]
+    off = jnp.full((), -np.inf, dtype)
+    skip = lax.pad(_skippable(labels), np.False_, [(0, 0, 0), (-2, 2, 0)])
+
+    def step(beta: jax.Array, this: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        emission, time = this
+        jump = jnp.where(skip, _shift(beta, -2), off)
+        inner = _logaddexp(beta, _shift(beta, -1), jump) + emission
+        first = jnp.where(end, emission, off)
+        beta = jnp.where(time == last - 1, first, jnp.where(time < last, inner, off))
+        return beta, beta
+
+    times = lax.iota(np.int32, steps)
+    start = jnp.full(emissions.shape[1:], -np.inf, dtype)
+    beta = lax.scan(step, start, (emissions, times), reverse=True)[1]
+    alpha = lax.transpose(cast(log_alpha, dtype), (1, 0, 2))
+    # Both count the emission of the place itself.
+    posterior = jnp.exp(alpha + beta - emissions + loss[None, :, None])
+    active = times[:, None] < input_lengths[None]
+    posterior = jnp.where(used[None] & active[:, :, None], posterior, jnp.zeros((), dtype))
+    hot = lax.broadcasted_iota(np.int32, (*labels.shape, classes), 2) == labels[..., None]
+    expected = lax.dot_general(
+        posterior,
+        hot.astype(dtype),
+        (((2,), (1,)), ((1,), (0,))),
+        precision=lax.Precision.HIGHEST,
+    )
+    result = (jnp.exp(x) - lax.transpose(expected, (1, 0, 2))) * cast(grad, dtype)[None, :, None]
+    if zero_infinity:
+        active = active & (loss != np.inf)[None]
+    return jnp.where(active[:, :, None], result, jnp.zeros((), dtype))
+
+
+def _both(input_lengths: Sequence[int], target_lengths: Sequence[int]) -> jax.Array:
+    return jnp.asarray(np.array([input_lengths, target_lengths], np.int32))
+
+
+@lowering("aten._ctc_loss.default")
+def ctc_loss_of_lists(
     log_probs: jax.Array,
     targets: jax.Array,
     input_lengths: Sequence[int],
     target_lengths: Sequence[int],
     blank: int = 0,
     zero_infinity: bool = False,
-    *,
-    out: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Negative log-likelihood (N) and log alpha (N, T, 2 * S + 1)."""
-    x = cast(log_probs, op_math(log_probs.dtype))
-    places = out[1].shape[2]
-    labels = _extended(targets, target_lengths, blank, (places - 1) // 2)
-    end, used = _ends(target_lengths, places)
-    start = used & (np.arange(places)[None] < 2)
-    alpha = _forward(_emissions(x, labels), labels, jnp.asarray(start))
-    lengths = np.asarray(input_lengths, np.int64)
-    time = np.maximum(lengths - 1, 0)[:, None].astype(np.int32)
-    index = jnp.broadcast_to(time, (x.shape[1], places))[None]
-    final = jnp.take_along_axis(alpha, index, axis=0, mode="clip")[0]
-    off = np.asarray(-np.inf, x.dtype)
-    likelihood = _logaddexp(
-        *(jnp.max(jnp.where(end & (np.arange(places) % 2 == odd), final, off), 1) for odd in (0, 1))
-    )
-    # No time steps: certain of an empty target, impossible otherwise.
-    empty = np.where(np.asarray(target_lengths) == 0, 0, np.inf)
-    loss = jnp.where(lengths == 0, jnp.asarray(empty, x.dtype), -likelihood)
-    return loss, lax.transpose(alpha, (1, 0, 2))
+    lengths = _both(input_lengths, target_lengths)
+    return ctc_loss(log_probs, _padded(targets, target_lengths), lengths, blank)
 
 
 @lowering("aten._ctc_loss_backward.default")
-def ctc_loss_backward(
+def ctc_loss_backward_of_lists(
     grad: jax.Array,
     log_probs: jax.Array,
     targets: jax.Array,
@@ -128,43 +205,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> jax.Array:
-    """``exp(log_probs)`` less the posterior of each class at each step."""
-    dtype = op_math(log_probs.dtype)
-    x, loss = cast(log_probs, dtype), cast(neg_log_likelihood, dtype)
-    steps, _, classes = x.shape
-    places = log_alpha.shape[2]
-    labels = _extended(targets, target_lengths, blank, (places - 1) // 2)
-    emissions = _emissions(x, labels)
-    end, used = _ends(target_lengths, places)
-    lengths = np.asarray(input_lengths, np.int64)[:, None]
-    off = jnp.full((), -np.inf, dtype)
-    skip = lax.pad(_skippable(labels), np.False_, [(0, 0, 0), (-2, 2, 0)])
-
-    def step(beta: jax.Array, this: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        emission, time = this
-        jump = jnp.where(skip, _shift(beta, -2), off)
-        inner = _logaddexp(beta, _shift(beta, -1), jump) + emission
-        first = jnp.where(end, emission, off)
-        beta = jnp.where(time == lengths - 1, first, jnp.where(time < lengths, inner, off))
-        return beta, beta
-
-    times = jnp.arange(steps, dtype=np.int32)
-    start = jnp.full(emissions.shape[1:], -np.inf, dtype)
-    beta = lax.scan(step, start, (emissions, times), reverse=True)[1]
-    alpha = lax.transpose(cast(log_alpha, dtype), (1, 0, 2))
-    # Both count the emission of the place itself.
-    posterior = jnp.exp(alpha + beta - emissions + loss[None, :, None])
-    valid = used[None] & (np.arange(steps)[:, None] < lengths[:, 0])[:, :, None]
-    posterior = jnp.where(valid, posterior, jnp.zeros((), dtype))
-    hot = lax.broadcasted_iota(np.int32, (*labels.shape, classes), 2) == labels[..., None]
-    expected = lax.dot_general(
-        posterior,
-        hot.astype(dtype),
-        (((2,), (1,)), ((1,), (0,))),
-        precision=lax.Precision.HIGHEST,
-    )
-    result = (jnp.exp(x) - lax.transpose(expected, (1, 0, 2))) * cast(grad, dtype)[None, :, None]
-    active = (np.arange(steps)[:, None] < lengths[:, 0])[:, :, None]
-    if zero_infinity:
-        active = active & (loss != np.inf)[None, :, None]
-    return jnp.where(active, result, jnp.zeros((), dtype))
+    lengths = _both(input_lengths, target_lengths)
+    labels = _padded(targets, target_lengths)
+    kept = neg_log_likelihood, log_alpha
+    return ctc_loss_backward(grad, log_probs, labels, lengths, *kept, blank, zero_infinity)

@@ -51,7 +51,7 @@ def _inside(x: jax.Array, size: int, padding: int, align_corners: bool) -> jax.A
     """A coordinate moved into the input, as the padding mode says."""
     if padding == _REFLECTION:
         x = _reflect(x, size, align_corners)
-    if padding != _ZEROS:
+    if padding in (_BORDER, _REFLECTION):
         x = _clip(x, size)
     return x
 

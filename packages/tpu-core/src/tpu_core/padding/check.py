@@ -87,7 +87,7 @@ def _leaks(
     """
     assert family.fit is not None
     found = zip(family.recordings, family.fit.values)
-    fitting = [(r, v) for r, v in found if all(n <= b for n, b in zip(v, buckets))]
+    fitting = [(r, v) for r, v in found if _fits(family, r.segment, v, buckets)]
     if not fitting:
         return None
     recording, values = max(fitting, key=lambda found: math.prod(found[1]))
@@ -103,6 +103,15 @@ def _leaks(
             filled.append(PaddedArray(pjrt.put(padded, device), x.shape))
         results.append(run([*filled, *_numbers(family, segment, device)], values, outputs))
     return _first_difference(segment, _on_host(results[0]), _on_host(results[1]), _same)
+
+
+def _fits(
+    family: BucketedProgram, segment: Segment, values: Sequence[int], buckets: tuple[int, ...]
+) -> bool:
+    """Return whether values between programs fit their arrays; sizes with an offset may not."""
+    between = (*segment.inputs(), *segment.live)
+    pairs = [zip(segment.slots[i].shape, family.bound(i, buckets)) for i in between]
+    return all(n <= room for pair in (zip(values, buckets), *pairs) for n, room in pair)
 
 
 def _poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
