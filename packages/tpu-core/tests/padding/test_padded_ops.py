@@ -301,6 +301,7 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
         ),
         floats(square),
     ),
+    "matrix exponential": (lambda x: torch.linalg.matrix_exp(x / 2), floats(square)),
     "triangular solve": (
         lambda x, y: torch.linalg.solve_triangular(x + 9 * eye(x), y, upper=True),
         floats(square, middle),

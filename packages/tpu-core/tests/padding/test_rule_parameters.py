@@ -83,7 +83,7 @@ def _example(
         lambda: lax.split(x, (2, 2), axis=1),
         lambda: (linalg.cholesky(square), linalg.lu(square), linalg.triangular_solve(square, x.T)),
         lambda: (linalg.qr(x, full_matrices=False), linalg.svd(x, compute_uv=False)),
-        lambda: linalg.lu_pivots_to_permutation(i[:, 0], n),
+        lambda: (linalg.lu_pivots_to_permutation(i[:, 0], n), jnp.linalg.solve(square, x[:, 0])),
         lambda: looped(x),
         lambda: (lax.integer_pow(x, 3), lax.convert_element_type(x, np.int32), jnp.exp(x)),
         lambda: (

@@ -110,6 +110,16 @@ def cond(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) 
     return [Padded(r, dims) for r, dims in zip(results, layouts)]
 
 
+@rule("custom_linear_solve", handles=("jaxprs",))
+def custom_linear_solve(
+    context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
+) -> list[Padded]:
+    """The solver; the functions beside it are for derivatives, which are taken by now."""
+    counts = eqns[0].params["const_lengths"]
+    parts = _split(operands, counts.matvec, counts.vecmat, counts.solve, counts.transpose_solve)
+    return run(context, [e.params["jaxprs"].solve for e in eqns], [*parts[2], *parts[4]])
+
+
 @rule("scan", handles=("length", "jaxpr"))
 def scan(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     params = eqns[0].params
