@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TPU_RECOMPILE_LIMIT", "0")
     # Tests say what programs compute; those of the tiers choose theirs.
     os.environ.setdefault("TPU_TIERS", "compiled")
-    # A quarter of the time of tests was LLVM's optimizations; fuzzers and examples have them.
+    # A quarter of the time of tests was LLVM's optimizations; the fuzzers have them.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # A worker of xdist has a folder of its own, as tests count what is compiled.
     config.stash[FOLDER] = os.environ["TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="tpu-cache-")
