@@ -87,7 +87,7 @@ class Known:
     Attributes:
         constant: The number, where it is always the same.
         factors: The sizes whose product is the count, less its offset.
-        offset: What is added to the product.
+        offset: Summand beside the product.
         numerator: The number that the count divides; None where the number is the count itself.
         rounding: Relative error of the quotient, as its dtype rounds.
     """
