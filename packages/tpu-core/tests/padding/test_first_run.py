@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,15 @@ def test_what_a_result_spreads_over_is_allowed():
     assert not check._close(noise, other)
     assert check._close(noise, other, check._spread(noise, other))
     assert not check._close(noise, np.float32([1e-8, 1.0]), check._spread(noise, other))
+
+
+def test_a_recording_whose_derived_size_is_beyond_its_array_is_left_out():
+    """Of ``2 * n + 1`` an array between programs has room for ``2 * bucket`` elements."""
+    family = SimpleNamespace(bound=lambda slot, buckets: (buckets[0] * (1 + slot),))
+    for n, fits in ((8, False), (7, True), (9, False)):
+        slots = [SimpleNamespace(shape=(n,)), SimpleNamespace(shape=(2 * n + 1,))]
+        segment = SimpleNamespace(inputs=lambda: [0], live=[1], slots=slots)
+        assert check._fits(family, segment, [n], (8,)) == fits
 
 
 @pytest.mark.parametrize("other", [np.nan, np.inf, -np.inf])
