@@ -66,6 +66,8 @@ def warm(
     dtypes = tuple(_dtype(name) for name in dtype or ())
     # Each program as a whole, and before the end.
     os.environ["TPU_COMPILE"] = "blocking"
+    # The CPU platform runs kernels where nothing is set, and makes few programs.
+    os.environ.setdefault("TPU_TIERS", "compiled")
     config.reload()
     with _recording() as events:
         if script is None:
