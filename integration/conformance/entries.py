@@ -103,7 +103,7 @@ def verdict(result: dict[str, Any]) -> str:
     """``passed``, ``expected``, ``failed`` or ``shrinks``: a listed entry that passes.
 
     Entries that are listed with ``raises`` may pass (ops that compute nothing) or raise an error
-    with that code; any other outcome is a failure.
+    with that code; any other outcome is a failure. Entries with ``rounding`` may pass as well.
     """
     passed = result["outcome"] == "passed"
     item = expectation(result["entry"])
@@ -112,7 +112,9 @@ def verdict(result: dict[str, Any]) -> str:
     if "raises" in item:
         raised = result["outcome"] == "raised" and item["raises"] in result["detail"]
         return "passed" if passed else "expected" if raised else "failed"
-    return "shrinks" if passed else "expected"
+    if passed:
+        return "passed" if item.get("rounding") else "shrinks"
+    return "expected"
 
 
 def is_listed(what: str, name: str) -> bool:
