@@ -46,6 +46,13 @@ def test_nan_and_infinite_points_do_not_fail() -> None:
     assert not mode.failures, mode.failures
 
 
+def test_a_padding_mode_that_there_is_not_moves_no_point() -> None:
+    x, grid = torch.randn(1, 1, 3, 3, 3), torch.randn(1, 4, 4, 4, 3) * 2
+    expected = torch.grid_sampler_3d(x, grid, 1, -1, False)
+    sampled = torch.grid_sampler_3d(x.to("tpu"), grid.to("tpu"), 1, -1, False)
+    assert torch.equal(sampled.cpu(), expected)
+
+
 def test_only_the_gradients_asked_for() -> None:
     x, grid = torch.randn(1, 1, 4, 4), torch.zeros(1, 3, 3, 2, requires_grad=True)
     mode = CompareLowerings()
