@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tpu_core.metrics import METRICS
+from compile_counts import compiles
 
 
 def result(device: str, seed: int, batch: int, steps: int, **options: Any) -> list[torch.Tensor]:
@@ -50,14 +50,8 @@ def test_lengths_are_no_programs() -> None:
         want, have = (result(d, 6 * seed, 3, 8 + seed % 9) for d in ("cpu", "tpu"))
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    before = METRICS.snapshot()
-    for seed in range(24):
-        step(seed)
-    assert METRICS.delta(before)["compiles"] <= 16
-    before = METRICS.snapshot()
-    for seed in range(24, 34):
-        step(seed)
-    assert METRICS.delta(before)["compiles"] <= 1
+    assert compiles(step, range(24)) <= 16
+    assert compiles(step, range(24, 34)) <= 1
 
 
 def errors(device: str) -> list[str | None]:

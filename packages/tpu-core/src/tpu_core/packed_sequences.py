@@ -87,11 +87,11 @@ def _rows(batch_sizes: Tensor, shape: Sequence[int], batch_first: bool) -> Tenso
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     op = torch.ops.aten._pack_padded_sequence.default
     if type(lengths) is not Tensor or x.dim() < 2 or not x.numel():
-        return _as_aten(op, x, lengths, batch_first)
+        return aten_composite(op, x, lengths, batch_first)
     # What ATen says of the lengths: on the CPU, without features.
     _, batch_sizes = op(torch.empty(x.shape[:2]), lengths, batch_first)
     if len(batch_sizes) > x.size(1 if batch_first else 0):  # ATen lets steps be missing
-        return _as_aten(op, x, lengths, batch_first)
+        return aten_composite(op, x, lengths, batch_first)
     row = _rows(batch_sizes, x.shape, batch_first)
     return x.flatten(0, 1).index_select(0, row.to(x.device)), batch_sizes
 
@@ -101,7 +101,7 @@ def _pack_backward(
 ) -> Tensor:
     if type(batch_sizes) is not Tensor or len(batch_sizes) > input_size[1 if batch_first else 0]:
         op = torch.ops.aten._pack_padded_sequence_backward.default
-        return _as_aten(op, grad, input_size, batch_sizes, batch_first)
+        return aten_composite(op, grad, input_size, batch_sizes, batch_first)
     row = _rows(batch_sizes, input_size, batch_first).to(grad.device)
     flat = grad.new_zeros((input_size[0] * input_size[1], *input_size[2:]))
     return flat.index_copy(0, row, grad).unflatten(0, input_size[:2])
@@ -113,7 +113,7 @@ def _pad(
     op = torch.ops.aten._pad_packed_sequence.default
     # Where data lacks rows ATen fails, or leaves some out.
     if type(batch_sizes) is not Tensor or not data.numel() or batch_sizes.sum() != len(data):
-        return _as_aten(op, data, batch_sizes, batch_first, padding_value, total_length)
+        return aten_composite(op, data, batch_sizes, batch_first, padding_value, total_length)
     padded, lengths = op(torch.empty(len(data)), batch_sizes, False, 0.0, total_length)
     steps, batch = padded.shape
     row = _rows(batch_sizes, padded.shape, False).to(data.device)
@@ -122,13 +122,23 @@ def _pad(
     return result.transpose(0, 1) if batch_first else result, lengths
 
 
-def _as_aten(op: torch._ops.OpOverload, *arguments: Any) -> Any:
-    """PyTorch's own path, a time step after the other."""
-    name, key = op.name(), torch._C.DispatchKey
-    explicit = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
-    kind = key.CompositeExplicitAutograd if explicit else key.CompositeImplicitAutograd
+def aten_composite(op: torch._ops.OpOverload, *arguments: Any) -> Any:
+    """Call ATen's own kernel of an op that the device has another one of, in ops of ATen's.
+
+    Args:
+        op: The overload; ATen has a composite kernel of it.
+        arguments: Its arguments.
+
+    Example:
+        >>> aten_composite(torch.ops.aten._pad_packed_sequence.default, x, sizes, True, 0.0, 9)
+    """
+    explicit = torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeExplicitAutograd"
+    )
+    keys = torch._C.DispatchKey
+    key = keys.CompositeExplicitAutograd if explicit else keys.CompositeImplicitAutograd
     # No public call picks a kernel of an overload by its key, and the stubs know only those.
-    return op._op_dk(kind, *arguments)  # type: ignore[attr-defined]
+    return op._op_dk(key, *arguments)  # type: ignore[attr-defined]
 
 
 # With autograd's key where ATen's kernel is a composite, whose ops have the gradients.

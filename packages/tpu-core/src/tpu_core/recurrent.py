@@ -174,11 +174,11 @@ def _run(
 ) -> Any:
     arguments = (x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     if x.dim() != 3 or not x.numel():
-        return _composite(op, *arguments)
+        return packed_sequences.aten_composite(op, *arguments)
     x = x.transpose(0, 1) if batch_first else x
     results = _layers(kind, x, _Steps(x), hx, *arguments[2:-1])
     if results is None:
-        return _composite(op, *arguments)
+        return packed_sequences.aten_composite(op, *arguments)
     y, *last = results
     return y.transpose(0, 1) if batch_first else y, *last
 
@@ -192,15 +192,7 @@ def _run_packed(
         results = _layers(kind, x, packed_sequences.PackedSteps(batch_sizes, x.device), hx, *rest)
         if results is not None:
             return tuple(results)
-    return _composite(op, x, batch_sizes, hx, *rest)
-
-
-def _composite(op: torch._ops.OpOverload, *arguments: Any) -> Any:
-    """PyTorch's own path, a time step after the other."""
-    # No public call picks a kernel of an overload by its key, and the stubs know only those.
-    return op._op_dk(  # type: ignore[attr-defined]
-        torch._C.DispatchKey.CompositeImplicitAutograd, *arguments
-    )
+    return packed_sequences.aten_composite(op, x, batch_sizes, hx, *rest)
 
 
 def _layers(

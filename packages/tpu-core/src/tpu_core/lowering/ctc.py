@@ -8,6 +8,7 @@ graph, where they are lists, they are compiled in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,17 @@ from tpu_core.lowering.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 
 
+def label_places(lengths: Sequence[int], rows: int) -> np.ndarray[Any, Any]:
+    """Places (N, S) of the labels of each target among ``rows`` labels one after the other.
+
+    Example:
+        >>> label_places([2, 1], 3)
+        array([[0, 1], [2, 2]])
+    """
+    first = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    return np.minimum(first[:, None] + np.arange(max(lengths))[None], rows - 1)
+
+
 def _padded(targets: jax.Array, lengths: Sequence[int]) -> jax.Array:
     """Labels (N, S) of targets that are padded or one after the other."""
     count = max(lengths, default=0)
@@ -25,9 +37,7 @@ def _padded(targets: jax.Array, lengths: Sequence[int]) -> jax.Array:
         return targets[:, :count]
     if not targets.size:
         return jnp.zeros((len(lengths), count), targets.dtype)
-    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])[:, None]
-    places = np.minimum(first + np.arange(count)[None], targets.shape[0] - 1)
-    return targets[places.astype(np.int32)]
+    return targets[label_places(lengths, targets.shape[0]).astype(np.int32)]
 
 
 def _extended(targets: jax.Array, lengths: jax.Array, blank: int) -> jax.Array:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from tpu_core import _C
-from tpu_core.recorder import fallback
+from tpu_core.recorder.error_parity import Refused
+from tpu_core.recorder.functional_variants import overload_name
 
 Tensor = torch.Tensor
 
@@ -47,20 +48,19 @@ def _arrays(
         return targets[:, :count], lengths
     if not targets.numel():
         return targets.new_zeros(len(target_lengths), count), lengths
-    ends = torch.tensor(target_lengths).cumsum(0)
-    first = ends - torch.tensor(target_lengths)
-    places = first[:, None] + torch.arange(count)
-    places = places.clamp(max=targets.numel() - 1).flatten().to(device)
+    from tpu_core.lowering.ctc import label_places  # JAX, which an import of this package is not
+
+    places = torch.from_numpy(label_places(target_lengths, targets.numel())).flatten().to(device)
     return targets.index_select(0, places).unflatten(0, (-1, count)), lengths
 
 
 def loss(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
-    """Handler of ``aten::_ctc_loss``; what PyTorch refuses is its to explain."""
+    """Handler of ``aten::_ctc_loss``."""
     log_probs, targets, input_lengths, target_lengths, blank, _ = args
     try:
         op(log_probs.to("meta"), targets.to("meta"), *args[2:])
-    except RuntimeError:
-        return fallback.run_on_cpu(op, args)
+    except RuntimeError:  # the CPU's op says why, with the real values
+        return Refused(op).run(op, args)
     labels, lengths = _arrays(targets, input_lengths, target_lengths)
     return torch.ops.tpu.ctc_loss(log_probs, labels, lengths, blank)
 
@@ -80,9 +80,14 @@ def of_tensors(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Any:
     return packet.default(*args[:first], *lengths, *args[first + 2 :])
 
 
-HANDLERS = {
+_HANDLERS = {
     "aten._ctc_loss.default": loss,
     "aten._ctc_loss_backward.default": loss_backward,
     "aten._ctc_loss.Tensor": of_tensors,
     "aten._ctc_loss_backward.Tensor": of_tensors,
 }
+
+
+def handler_of(op: torch._ops.OpOverload) -> Any:
+    """The handler of an overload of the loss, or None."""
+    return _HANDLERS.get(overload_name(op))

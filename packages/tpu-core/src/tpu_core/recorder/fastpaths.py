@@ -1,4 +1,4 @@
-"""Ops that are composed of others: the inference fast paths of ``torch.nn``, the loss of CTC.
+"""Inference fast paths of ``torch.nn``, computed by the ordinary path.
 
 In evaluation mode ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one op in
 place of their layers. Here these ops record what the layers would.
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tpu_core.recorder import ctc
 from tpu_core.recorder.functional_variants import overload_name
 
 # What a mask masks, in PyTorch's numbering.
@@ -126,8 +125,5 @@ _FUNCTIONS: dict[str, Any] = {
 
 def handler_of(op: torch._ops.OpOverload) -> Any:
     """A handler that composes the op of others, or None."""
-    name = overload_name(op)
-    if name in ctc.HANDLERS:
-        return ctc.HANDLERS[name]
-    function = _FUNCTIONS.get(name)
+    function = _FUNCTIONS.get(overload_name(op))
     return None if function is None else lambda _, args: function(*args)

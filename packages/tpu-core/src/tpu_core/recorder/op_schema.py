@@ -14,7 +14,7 @@ import torch
 
 from tpu_core import _C
 from tpu_core.lowering.registry import Lowering
-from tpu_core.recorder import checked, data_dependent, fallback, fastpaths, meta, suspicions
+from tpu_core.recorder import checked, ctc, data_dependent, fallback, fastpaths, meta, suspicions
 from tpu_core.recorder.decompose import decomposition_of
 from tpu_core.recorder.functional_variants import (
     OVERWRITING,
@@ -181,7 +181,7 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
     written = set(written_arguments(op))
     entry = lowering_of(op)
     returns = _returns(op)
-    handler = data_dependent.handler_of(op) or fastpaths.handler_of(op)
+    handler = data_dependent.handler_of(op) or fastpaths.handler_of(op) or ctc.handler_of(op)
     decomposed = False
     if handler is None and entry is None:
         decomposed = returns is not None and decomposition_of(op) is not None
