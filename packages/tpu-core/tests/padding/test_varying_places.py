@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from compile_counts import compiles
 
+from compile_counts import compiles
 from tpu_core import modes
 
 
