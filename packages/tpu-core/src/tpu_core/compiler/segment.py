@@ -255,7 +255,7 @@ def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
     with gc_control.paused(), jax_settings.lowering(), kernel_errors.raising_kernel_errors():
-        lowered = jax.jit(run, keep_unused=True).lower(*avals)
+        lowered = implementations.lower_for_target(run, *avals)
     return pjrt.module_bytes(lowered, aliases(segment))
 
 

@@ -18,6 +18,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+
 from tpu_core import platforms
 from tpu_core.cache.sources import package_digest
 from tpu_core.config import config
@@ -159,6 +161,20 @@ def lowering_for(target: Target) -> Iterator[None]:
         yield
     finally:
         _target.reset(token)
+
+
+def lower_for_target(function: Callable[..., Any], *avals: Any) -> Any:
+    """Lower a JAX function with ``jax.jit`` for the target, keeping all of its arguments.
+
+    Example:
+        >>> with lowering_for(Target("tpu")):
+        ...     lowered = lower_for_target(lambda x: x + 1, jax.ShapeDtypeStruct((4,), np.float32))
+    """
+    traced = jax.jit(function, keep_unused=True).trace(*avals)
+    given = _target.get()
+    if given is None:
+        return traced.lower()
+    return traced.lower(lowering_platforms=(given.platform,))
 
 
 def choices() -> Choices:

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.segment import RuntimeScalar, Segment, as_function
+from tpu_core.lowering.implementations import lower_for_target
 from tpu_core.padding import (
     contractions,
     elementwise,
@@ -323,7 +324,7 @@ class BucketedProgram:
 
         try:
             with jax_settings.lowering():
-                lowered = jax.jit(function, keep_unused=True).lower(*avals, *packs, sizes)
+                lowered = lower_for_target(function, *avals, *packs, sizes)
                 memory = aliases(segment, lambda i: self.bound(i, buckets))
                 return pjrt.module_bytes(lowered, memory)
         except NotPaddableError:

@@ -124,16 +124,22 @@ def start() -> Client:
     if not picked:
         raise TpuNotAvailableError(f"Platform '{platform.name}' has no visible device.")
     backend = picked[0].client
-    return Client(platform, picked, backend, _version(backend))
+    return Client(platform, picked, backend, version_of(backend.platform, backend.platform_version))
 
 
-def _version(backend: Any) -> str:
-    parts = [backend.platform, backend.platform_version, os.environ.get("XLA_FLAGS", "")]
-    if backend.platform == "cpu":
+def version_of(platform: str, platform_version: str) -> str:
+    """Version of a platform and of all that decides what code is made for it.
+
+    Args:
+        platform: PJRT's name of it.
+        platform_version: As its client gives it.
+    """
+    parts = [platform, platform_version, os.environ.get("XLA_FLAGS", "")]
+    if platform == "cpu":
         parts += [machine(), instruction_set()]
     else:
         parts.append(os.environ.get("LIBTPU_INIT_ARGS", ""))
-    parts += [f"{name}={value}" for name, value in known_faults.compile_options(backend.platform)]
+    parts += [f"{name}={value}" for name, value in known_faults.compile_options(platform)]
     return " ".join(part for part in parts if part)
 
 

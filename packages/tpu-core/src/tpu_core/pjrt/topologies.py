@@ -58,7 +58,7 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
     Args:
         module: Bytecode.
         topology: As libtpu names it, ``"v5e:2x2"``.
-        mesh: Size of each axis; they multiply to the number of devices.
+        mesh: Size of each axis; they multiply to the number of devices, the first of the topology.
 
     Raises:
         RuntimeError: libtpu's message.
@@ -67,7 +67,7 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
     # A slice of less than a host has to say so.
     single = {"chips_per_host_bounds": [1, 1, 1]} if set(shape) == {"1"} else {}
     description = topologies.get_topology_desc(platform="tpu", topology_name=topology, **single)
-    devices: Any = description.devices
+    devices: Any = description.devices[: math.prod(mesh.values())]
     client = devices[0].client
     executable = client.compile(
         _parse(module),
