@@ -15,6 +15,16 @@ from tpu_core.errors import UnsupportedOpError
     [
         (lambda: torch.nested.nested_tensor([torch.ones(2)]).to("tpu"), "layout=torch.jagged"),
         (
+            lambda: torch.nested.as_nested_tensor(
+                [torch.ones(n, device="tpu", requires_grad=True) for n in (2, 3)]
+            ),
+            "layout=torch.jagged",
+        ),
+        (
+            lambda: torch.nested.as_nested_tensor(torch.ones(2, 3, device="tpu")),
+            "layout=torch.jagged",
+        ),
+        (
             lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).to("tpu"),
             "fake_quantize_per_tensor_affine",
         ),

@@ -140,7 +140,9 @@ class Seeds:
         if drawn not in self._nodes:  # a chance of 0: neither this call nor its repetition draws
             return vars(torch)["tpu"].get_rng_state()
         taken = words[self._nodes.index(drawn)]
-        return torch.tensor(taken, dtype=torch.int64).to(torch.uint32).view(torch.uint8)
+        return (
+            torch.tensor(taken, dtype=torch.int64, device="cpu").to(torch.uint32).view(torch.uint8)
+        )
 
 
 NUMBER = "tpu_draw"

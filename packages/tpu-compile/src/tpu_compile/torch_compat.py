@@ -43,11 +43,11 @@ def first_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> di
     """Optimizer state of a parameter before the first step."""
     if not isinstance(optimizer, torch.optim.Adagrad):
         return {}
-    if not torch.optim.Adagrad([torch.zeros(1)]).state:
+    if not torch.optim.Adagrad([torch.zeros(1, device="cpu")]).state:
         return {}
     # torch 2.11: Adagrad makes its state when it is made.
     start = optimizer.defaults["initial_accumulator_value"]
-    return {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, start)}
+    return {"step": torch.tensor(0.0, device="cpu"), "sum": torch.full_like(parameter, start)}
 
 
 def parameter_groups(state: Any) -> list[Any]:

@@ -47,8 +47,8 @@ class PackedSteps:
 
     def __init__(self, batch_sizes: Tensor, device: torch.device) -> None:
         self.steps, self.batch = len(batch_sizes), int(batch_sizes[0])
-        step = torch.arange(self.steps).unsqueeze(1)
-        sequence = torch.arange(self.batch)
+        step = torch.arange(self.steps, device="cpu").unsqueeze(1)
+        sequence = torch.arange(self.batch, device="cpu")
         is_there = batch_sizes.unsqueeze(1) > sequence
         end = is_there.sum(0) - 1
         first_row = batch_sizes.cumsum(0) - batch_sizes
@@ -76,20 +76,25 @@ class PackedSteps:
         return False
 
 
+def _is_host_tensor(sizes: Any) -> bool:
+    """Return whether sizes are where ATen wants them: it complains of others."""
+    return type(sizes) is Tensor and sizes.device.type == "cpu"
+
+
 def _rows(batch_sizes: Tensor, shape: Sequence[int], batch_first: bool) -> Tensor:
     """Rows of padded sequences, whose first two dims are one, that packed ones consist of."""
     batch = shape[0 if batch_first else 1]
-    is_there = batch_sizes.unsqueeze(1) > torch.arange(batch)
+    is_there = batch_sizes.unsqueeze(1) > torch.arange(batch, device="cpu")
     step, sequence = is_there.nonzero().unbind(1)
     return sequence * shape[1] + step if batch_first else step * batch + sequence
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     op = torch.ops.aten._pack_padded_sequence.default
-    if type(lengths) is not Tensor or x.dim() < 2 or not x.numel():
+    if not _is_host_tensor(lengths) or x.dim() < 2 or not x.numel():
         return aten_composite(op, x, lengths, batch_first)
     # What ATen says of the lengths: on the CPU, without features.
-    _, batch_sizes = op(torch.empty(x.shape[:2]), lengths, batch_first)
+    _, batch_sizes = op(torch.empty(x.shape[:2], device="cpu"), lengths, batch_first)
     if len(batch_sizes) > x.size(1 if batch_first else 0):  # ATen lets steps be missing
         return aten_composite(op, x, lengths, batch_first)
     row = _rows(batch_sizes, x.shape, batch_first)
@@ -99,7 +104,7 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
 def _pack_backward(
     grad: Tensor, input_size: Sequence[int], batch_sizes: Tensor, batch_first: bool
 ) -> Tensor:
-    if type(batch_sizes) is not Tensor or len(batch_sizes) > input_size[1 if batch_first else 0]:
+    if not _is_host_tensor(batch_sizes) or len(batch_sizes) > input_size[1 if batch_first else 0]:
         op = torch.ops.aten._pack_padded_sequence_backward.default
         return aten_composite(op, grad, input_size, batch_sizes, batch_first)
     row = _rows(batch_sizes, input_size, batch_first).to(grad.device)
@@ -112,9 +117,11 @@ def _pad(
 ) -> tuple[Tensor, Tensor]:
     op = torch.ops.aten._pad_packed_sequence.default
     # Where data lacks rows ATen fails, or leaves some out.
-    if type(batch_sizes) is not Tensor or not data.numel() or batch_sizes.sum() != len(data):
+    if not _is_host_tensor(batch_sizes) or not data.numel() or batch_sizes.sum() != len(data):
         return aten_composite(op, data, batch_sizes, batch_first, padding_value, total_length)
-    padded, lengths = op(torch.empty(len(data)), batch_sizes, False, 0.0, total_length)
+    padded, lengths = op(
+        torch.empty(len(data), device="cpu"), batch_sizes, False, 0.0, total_length
+    )
     steps, batch = padded.shape
     row = _rows(batch_sizes, padded.shape, False).to(data.device)
     result = data.new_full((steps * batch, *data.shape[1:]), padding_value)

@@ -28,7 +28,7 @@ def receive(control: Rendezvous, tensor: torch.Tensor, source: int, tag: int) ->
     """Receive a tensor from a rank, or from any: -1."""
     if control.size == 1:
         raise ProcessGroupError("There is no other rank to receive from.")
-    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     whom = f"from {source}" if source >= 0 else "from any"
     record = control.message(_call("recv", tensor, whom))
     with control.errors(record):

@@ -57,7 +57,7 @@ def tree_of(outline: Any) -> Any:
 
 def outline_of_tree(tree: Any) -> Any:
     """The outline of a structure of JAX."""
-    marks = [torch.empty(0) for _ in range(tree.num_leaves)]
+    marks = [torch.empty(0, device="cpu") for _ in range(tree.num_leaves)]
     return outline_of(jax.tree_util.tree_unflatten(tree, marks), [])
 
 

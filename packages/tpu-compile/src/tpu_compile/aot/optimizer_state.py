@@ -123,7 +123,7 @@ class OptimizerState:
         for (i, key), value in self._constants.items():
             state[i][key] = copy.copy(value)
         for (i, key), dtype in self._host.items():
-            state[i][key] = torch.tensor(1, dtype=dtype)
+            state[i][key] = torch.tensor(1, dtype=dtype, device="cpu")
         for (i, key), tensor in zip(self._keys, values):
             state[i][key] = tensor
         return self.twin(parameters, state)

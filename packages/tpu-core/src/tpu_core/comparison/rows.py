@@ -196,7 +196,7 @@ def _alone(module: nn.Module, call: Call, epsilon: float) -> _Alone | None:
     def off(t: torch.Tensor) -> torch.Tensor:
         if not (t.is_floating_point() or t.is_complex()):
             return t
-        noise = torch.rand(t.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        noise = torch.rand(t.shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
         return t * (1 + epsilon * noise)
 
     parameters = [p for p in module.parameters() if p.is_floating_point()]

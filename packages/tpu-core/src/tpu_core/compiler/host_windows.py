@@ -44,7 +44,9 @@ def _in_memory(base: torch.Tensor, access: Access) -> torch.Tensor:
     """The value with the strides of its storage."""
     if base.stride() == access.base_strides and base.storage_offset() == 0:
         return base
-    memory = view = torch.empty_strided(access.base_sizes, access.base_strides, dtype=base.dtype)
+    memory = view = torch.empty_strided(
+        access.base_sizes, access.base_strides, dtype=base.dtype, device="cpu"
+    )
     for dim, (size, stride) in enumerate(zip(access.base_sizes, access.base_strides)):
         if stride == 0 and size > 1:  # an element that is there once
             view, base = view.narrow(dim, 0, 1), base.narrow(dim, 0, 1)
@@ -59,6 +61,6 @@ def _view(memory: torch.Tensor, access: Access, starts: Sequence[Any]) -> torch.
         places = zip(access.starts(), starts, strict=True)
         offset = sum(int(start) * access.base_strides[dim] for dim, start in places)
     dtype = TO_TORCH[access.dtype]
-    return torch.empty(0, dtype=dtype).set_(
+    return torch.empty(0, dtype=dtype, device="cpu").set_(
         memory.untyped_storage(), offset, access.sizes, access.strides
     )

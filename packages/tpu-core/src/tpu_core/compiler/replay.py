@@ -104,7 +104,7 @@ def _results(
 ) -> list[Value | None]:
     if node.plan is None:  # uninitialised memory
         slot = segment.slots[node.outputs[0] or 0]
-        return [torch.zeros(slot.shape, dtype=TO_TORCH[slot.dtype])]
+        return [torch.zeros(slot.shape, dtype=TO_TORCH[slot.dtype], device="cpu")]
     operands = [values[i] for i in node.operands]
     op = _cpu_op(node.plan.compute.op)
     if op is not None and _is_plain(node.plan):
@@ -186,7 +186,7 @@ def _written(
         base = written[access.chained] if access.chained >= 0 else next(bases)
         written.append(windows.write(base, access, value, places))
     # A call that the CPU takes is one that the program has nothing to say of.
-    word = [torch.zeros(2, dtype=torch.int64)] if plan.checks else []
+    word = [torch.zeros(2, dtype=torch.int64, device="cpu")] if plan.checks else []
     return outputs[:fresh] + word + written
 
 
@@ -199,8 +199,8 @@ def _by_lowering(
 
 
 def _number(number: float | int, dtype: Any) -> Value:
-    return torch.tensor(number, dtype=TO_TORCH[dtype])
+    return torch.tensor(number, dtype=TO_TORCH[dtype], device="cpu")
 
 
 def _blank(shape: tuple[int, ...], dtype: Any) -> Value:
-    return torch.zeros(shape, dtype=TO_TORCH[dtype])
+    return torch.zeros(shape, dtype=TO_TORCH[dtype], device="cpu")

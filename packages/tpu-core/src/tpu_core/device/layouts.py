@@ -12,6 +12,14 @@ _NESTED = (
     "nested",
     "Make the tensor with layout=torch.jagged, which the device has.",
 )
+# Ops that make a nested tensor of dense ones. PyTorch ends the process where one that needs
+# gradients has no kernel for its size.
+_NESTINGS = (
+    "_nested_tensor_from_tensor_list",
+    "_nested_tensor_from_mask",
+    "_nested_from_padded",
+    "_nested_view_from_buffer",
+)
 _QUANTIZED = (
     "quantized",
     "Keep integers and scales in tensors of their own (torch._int_mm, tpu_kernels), or simulate "
@@ -47,6 +55,8 @@ def register_others() -> None:
     dense = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in conversions.NAMES:
         dense.impl(name, _kernel("call_conversion", _overload(name)))
+    for name in _NESTINGS:
+        dense.impl(name, functools.partial(_raises(*_NESTED), _overload(name)))
     for name in _QUANTIZATIONS:
         dense.impl(name, functools.partial(_raises(*_QUANTIZED), _overload(name)))
     _libraries.append(dense)

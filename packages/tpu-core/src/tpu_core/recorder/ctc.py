@@ -42,7 +42,9 @@ def _arrays(
 ) -> tuple[Tensor, Tensor]:
     """Labels (N, S), and the lengths of inputs and targets (2, N), on the device."""
     device = targets.device
-    lengths = torch.tensor([input_lengths, target_lengths], dtype=torch.int32).to(device)
+    lengths = torch.tensor([input_lengths, target_lengths], dtype=torch.int32, device="cpu").to(
+        device
+    )
     count = max(target_lengths, default=0)
     if targets.dim() != 1:
         return targets[:, :count], lengths

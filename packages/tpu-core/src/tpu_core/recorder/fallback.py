@@ -156,7 +156,7 @@ def _number_as_tensor(number: complex, operands: list[Any]) -> torch.Tensor:
     """A number that PyTorch had wrapped in a tensor, as the CPU wraps it for these operands."""
     double = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in operands)
     with_fraction = isinstance(number, float) and double
-    return torch.tensor(number, dtype=torch.float64 if with_fraction else None)
+    return torch.tensor(number, dtype=torch.float64 if with_fraction else None, device="cpu")
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:

@@ -77,7 +77,7 @@ def difference(
     def off(op: str, value: torch.Tensor) -> torch.Tensor:
         if _base(op) in _EXACT or not value.is_floating_point():
             return value
-        noise = torch.rand(value.shape, generator=generator) * 2 - 1
+        noise = torch.rand(value.shape, generator=generator, device="cpu") * 2 - 1
         unit = torch.finfo(value.dtype).eps
         return (value.double() * (1 + _OFF * unit * noise)).to(value.dtype)
 
@@ -106,7 +106,7 @@ def _compare(
     spread = torch.stack([(t - want).abs() for t in near]).amax(0)
     if exact:  # an integer or a bool: where the runs agree, there is one answer
         settled &= spread == 0
-        allowed = torch.zeros(())
+        allowed = torch.zeros((), device="cpu")
     else:
         largest = want.abs().where(finite, 0).amax()
         allowed = _ALLOWED * spread.where(finite & settled, 0).amax() + _LEAST * unit * largest
@@ -115,7 +115,9 @@ def _compare(
     if not wrong.any():
         return None
     farthest = int(off.nan_to_num(torch.inf).where(wrong, -1).flatten().argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(farthest), want.shape))
+    index = tuple(
+        int(i) for i in torch.unravel_index(torch.tensor(farthest, device="cpu"), want.shape)
+    )
     return Difference(
         slot,
         index,

@@ -3,6 +3,7 @@
 
 #include "runtime/ended_threads.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -28,7 +29,24 @@ struct PythonError final : python_error {
   PythonError() = default;
 };
 
-// A Python function whose exceptions are thrown as PythonError; the GIL must be held.
+// Turns __torch_function__ of modes and subclasses off in this thread.
+class WithoutTorchFunction {
+ public:
+  WithoutTorchFunction() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(
+        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~WithoutTorchFunction() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
+  WithoutTorchFunction(const WithoutTorchFunction&) = delete;
+  WithoutTorchFunction& operator=(const WithoutTorchFunction&) = delete;
+
+ private:
+  at::impl::TorchFunctionDisabledState before_;
+};
+
+// A Python function whose exceptions are thrown as PythonError; the GIL must be held. It runs as a kernel of
+// ATen does, without the user's torch function modes: torch.set_default_device, which is one, would move the
+// tensors that it makes.
 class Function {
  public:
   explicit Function(py::handle function) : function_(function) {}
@@ -36,6 +54,7 @@ class Function {
 
   template <typename... Args>
   py::object operator()(Args&&... args) const {
+    const WithoutTorchFunction guard;
     try {
       return function_(std::forward<Args>(args)...);
     } catch (py::error_already_set& error) {
