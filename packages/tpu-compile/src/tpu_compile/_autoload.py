@@ -21,9 +21,8 @@ def load() -> None:
     torch._logging._internal.register_artifact(
         "tpu_graphs", "Graphs that torch.compile hands to device tpu.", visible=True
     )
-    if not torch_compat.HAS_DEFAULT_BACKEND:
+    if when_imported(_PREPARED) and not torch_compat.HAS_DEFAULT_BACKEND:
         torch_compat.set_default_backend("tpu")
-    when_imported(_PREPARED)
 
 
 def _set_interface(module: ModuleType) -> None:

@@ -15,7 +15,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from tpu_compile.aliasing import Boxed
 
-_SET = torch.ops.aten.set_.source_Tensor
+# What `x.data = y` is since torch 2.15; before it was `set_`.
+_ASSIGN = getattr(torch.ops.aten, "shallow_copy_data_", None)
+_SETS = (torch.ops.aten.set_.source_Tensor, *(() if _ASSIGN is None else (_ASSIGN.default,)))
 _COPY = torch.ops.aten.copy_.default
 
 
@@ -24,7 +26,8 @@ def replaces_storages(module: GraphModule) -> bool:
     y``.
     """
     return any(
-        node.target is torch.Tensor.set_ or (node.op == "call_method" and node.target == "set_")
+        node.target in (torch.Tensor.set_, _ASSIGN)
+        or (node.op == "call_method" and node.target == "set_")
         for node in module.graph.nodes
     )
 
@@ -96,7 +99,7 @@ def _apart(module: GraphModule) -> tuple[GraphModule, list[_Write], int]:
     storages = {_storage(n): i for i, n in reversed(list(enumerate(inputs))) if _is_tensor(n)}
     writes: list[_Write] = []
     for node in list(graph.nodes):
-        if node.target not in (_SET, _COPY) or node.args[0] not in inputs:
+        if node.target not in (*_SETS, _COPY) or node.args[0] not in inputs:
             continue
         target, value = node.args[0], node.args[1]
         source = storages.get(_storage(value))
@@ -104,7 +107,7 @@ def _apart(module: GraphModule) -> tuple[GraphModule, list[_Write], int]:
         if source is not None:
             begins = (n.meta["val"].storage_offset() for n in (value, inputs[source]))
             place = (source, int(next(begins)) - int(next(begins)))
-        writes.append(_Write(inputs.index(target), len(results), node.target is _SET, place))
+        writes.append(_Write(inputs.index(target), len(results), node.target in _SETS, place))
         results.append(value)
         node.replace_all_uses_with(target)
         results = [target if r is node else r for r in results]

@@ -16,8 +16,18 @@ _RIVAL = "torch_tpu"
 _REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
 
 
+_loaded = False
+
+
 def load() -> None:
-    """Register the device and the module ``torch.tpu``, or stand down where that cannot work."""
+    """Register the device and the module ``torch.tpu``, or stand down where that cannot work.
+
+    A package that extends the device calls it too, as PyTorch loads entry points in any order.
+    """
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
     import torch
 
     # While this is running, TORCH_LOGS has not been read yet.
@@ -46,6 +56,14 @@ def load() -> None:
     torch._register_device_module("tpu", device)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     device._install()
+
+
+def is_registered() -> bool:
+    """Return whether ``torch.tpu`` is this package's device, and not a stub or another's."""
+    import torch
+
+    module = getattr(torch, "tpu", None)
+    return module is not None and module is sys.modules.get("tpu_core.device")
 
 
 def _stand_down(why: str) -> None:

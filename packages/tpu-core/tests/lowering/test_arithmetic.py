@@ -82,6 +82,8 @@ def test_constant_exponents(dtype: torch.dtype, exponent: complex) -> None:
     integral = not dtype.is_floating_point
     if integral and isinstance(exponent, int) and exponent < 0:
         return  # refused by PyTorch
+    if dtype == torch.bfloat16 and isinstance(exponent, complex) and hasattr(torch, "bcomplex32"):
+        return  # refused by torch 2.15, where the result is complex of bfloat16
     x = torch.tensor([0, 1, 2, 5]).to(dtype)
     seen = compare(lambda: torch.pow(x, exponent), tolerance=COMPLEX_POWER)
     assert "aten.pow.Tensor_Scalar" in seen

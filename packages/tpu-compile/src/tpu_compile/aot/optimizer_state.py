@@ -103,6 +103,8 @@ class OptimizerState:
     ) -> Optimizer:
         """The optimizer over other parameters, given by leaf."""
         other = copy.copy(self._optimizer)
+        # A copy lacks it, and torch 2.15 asks for "capturable" then, which some optimizers lack.
+        vars(other)["_warned_capturable_if_run_uncaptured"] = True
         other.param_groups = [
             {**_options(group), "params": [parameters[i] for i in leaves if i in parameters]}
             for group, leaves in zip(self._optimizer.param_groups, self._groups)

@@ -133,6 +133,7 @@ _MISTAKES = (
     # RuntimeErrors before torch 2.15.
     "with a bool tensor is not supported",
     "could not infer output dtype",
+    "doesn't support tensors of type",
 )
 
 _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
