@@ -71,10 +71,10 @@ def test_options_follow_the_release(monkeypatch, version, has):
 
 def test_options_are_in_the_keys_of_programs(monkeypatch):
     backend = jax.devices("cpu")[0].client
-    plain = pjrt._version(backend)
+    plain = pjrt.version_of(backend.platform, backend.platform_version)
     assert "xla_disable_hlo_passes=cse_barrier_expander" in plain
     monkeypatch.setattr(known_faults, "compile_options", lambda platform: ())
-    assert "cse_barrier_expander" not in pjrt._version(backend)
+    assert "cse_barrier_expander" not in pjrt.version_of(backend.platform, backend.platform_version)
 
 
 def _module(function, *arguments):

@@ -179,7 +179,7 @@ class SharedTier:
                 if self._rest["written"].now():
                     self._add(given_up=1)
                 else:
-                    self._write(key, encode(key, payload, manifest) + payload)
+                    self._write_at_last(key, encode(key, payload, manifest) + payload)
                     self._add(uploads=1)
             except Exception as error:
                 self._add(given_up=1)
@@ -227,6 +227,17 @@ class SharedTier:
     def _exists(self, key: str) -> bool:
         filesystem, root = self._open()
         return bool(filesystem.exists(f"{root}/{relative_path(key)}"))
+
+    def _write_at_last(self, key: str, data: bytes) -> None:
+        for left in (2, 1, 0):
+            try:
+                return self._write(key, data)
+            except RuntimeError as error:
+                # Python 3.12 starts no thread while the interpreter ends. One that an asynchronous
+                # filesystem has is free a moment after the last call.
+                if not left or "interpreter shutdown" not in str(error):
+                    raise
+                time.sleep(0.1)
 
     def _write(self, key: str, data: bytes) -> None:
         filesystem, root = self._open()
