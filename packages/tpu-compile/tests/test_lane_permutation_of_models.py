@@ -37,7 +37,9 @@ def test_models_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> 
         got.square().sum().backward()
         torch.tpu.synchronize()
         result = got.detach().cpu()
-    assert caplog.text.count("made of shifted rows") == 2  # forward and backward
+    # Forward and backward; torch 2.11 compiles backward outside of the block.
+    passes = 2 if torch.__version__ >= "2.13" else 1
+    assert caplog.text.count("made of shifted rows") == passes
     want = model(ids).last_hidden_state
     want.square().sum().backward()
     torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
