@@ -1,7 +1,8 @@
 """The matrix of supported releases: what ran on which, and the page that says so.
 
 ``python docs/support.py record --junit FOLDER`` adds the results that pytest wrote on the versions
-that are installed to ``support.json``; `nox -s combination` does. ``generate.py`` writes the page.
+that are installed to ``support.json``; `nox -s combination` does. With ``--again`` they are of
+tests that had failed, and the rest of the suite stays as it was. ``generate.py`` writes the page.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,36 @@ VERSIONS = ("python", "torch", "jax")
 def outcomes(file: Path) -> dict[str, Any]:
     """What became of the tests in a file of JUnit's format."""
     counts: dict[str, Any] = {"passed": 0, "skipped": 0, "failed": 0, "failures": []}
-    for case in ElementTree.parse(file).iter("testcase"):
-        kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
-            counts["failed"] += 1
-            module = case.get("classname", "").split(".tests.")[-1]
-            counts["failures"].append(f"{module}::{case.get('name')}")
-        else:
-            counts["skipped" if "skipped" in kinds else "passed"] += 1
+    for name, outcome in cases(file):
+        counts[outcome] += 1
+        if outcome == "failed":
+            counts["failures"].append(name)
     counts["failures"].sort()
     return counts
 
 
-def record(junit: Path) -> None:
+def cases(file: Path) -> Iterator[tuple[str, str]]:
+    """Names and outcomes of the tests in a file of JUnit's format."""
+    for case in ElementTree.parse(file).iter("testcase"):
+        kinds = {child.tag for child in case}
+        failed = kinds & {"failure", "error"}
+        module = case.get("classname", "").split(".tests.")[-1]
+        outcome = "failed" if failed else "skipped" if "skipped" in kinds else "passed"
+        yield f"{module}::{case.get('name')}", outcome
+
+
+def amend(suite: dict[str, Any], file: Path) -> None:
+    """Give the failures of a suite the outcomes that they have in a later run of them."""
+    for name, outcome in cases(file):
+        if outcome == "failed" and name not in suite["failures"]:
+            raise SystemExit(f"{name} fails now: run the suite as a whole")
+        if outcome != "failed" and name in suite["failures"]:
+            suite["failures"].remove(name)
+            suite["failed"] -= 1
+            suite[outcome] += 1
+
+
+def record(junit: Path, again: bool) -> None:
     """Put the results in ``junit/<suite>.xml`` in the place of earlier ones of these versions."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     installed |= {name: metadata.version(name).split("+")[0] for name in ("torch", "jax")}
@@ -42,7 +61,10 @@ def record(junit: Path) -> None:
     (run,) = known or [{**installed, "suites": {}}]
     runs += [] if known else [run]
     for file in sorted(junit.glob("*.xml")):
-        run["suites"][file.stem] = outcomes(file)
+        if again:
+            amend(run["suites"][file.stem], file)
+        else:
+            run["suites"][file.stem] = outcomes(file)
     runs.sort(key=lambda r: [[int(n) for n in r[name].split(".")] for name in VERSIONS])
     DATA.write_text(json.dumps(runs, indent=1) + "\n")
 
@@ -87,4 +109,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Record what tests showed on these versions.")
     parser.add_argument("command", choices=["record"])
     parser.add_argument("--junit", type=Path, required=True)
-    record(parser.parse_args().junit)
+    parser.add_argument("--again", action="store_true", help="of tests that had failed")
+    options = parser.parse_args()
+    record(options.junit, options.again)
