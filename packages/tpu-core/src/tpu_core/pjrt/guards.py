@@ -75,7 +75,13 @@ def _guard(op: Any, widest: int) -> None:
                 continue
             if _is_made_by(operand, makers):
                 with ir.InsertionPoint(op), op.location:
-                    op.operands[i] = _hidden(operand, op.operands[0])
+                    op.operands[i] = _hidden(operand, _mask(op, i))
+
+
+def _mask(op: Any, i: int) -> Any:
+    """A value of the type of an operand that it is not: XLA cancels what meets itself."""
+    others = [x for x in op.operands if x != op.operands[i]]
+    return others[0] if others else op.operands[i].owner.operands[0]
 
 
 def _is_made_by(value: Any, makers: set[str]) -> bool:
