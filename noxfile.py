@@ -423,9 +423,9 @@ def build(s: nox.Session) -> None:
 def release(s: nox.Session) -> None:
     """Wheels for each Python with an environment, checked, and all that goes with them.
 
-    `versions` makes the environments. Each wheel has a build for every torch that one of them has,
-    or for ``-- --torch 2.13,2.14``. The site goes to ``site/`` and, beside those of other
-    versions, to the branch ``site``; nothing is uploaded.
+    `versions` makes the environments. Each wheel has a build for every torch that those of its
+    Python have, or for ``-- --torch 2.13,2.14``. The site goes to ``site/`` and, beside those of
+    other versions, to the branch ``site``; nothing is uploaded.
     """
     prepare(s, "examples", "docs", "release")
     shutil.rmtree(DIST, ignore_errors=True)

