@@ -38,7 +38,9 @@ Left to do by hand:
 
 def environments() -> Iterator[tuple[Path, str, str]]:
     """Pythons of the nox sessions' environments, with their own version and that of torch."""
-    for python in sorted(ENVIRONMENTS.glob("env*/bin/python")):
+    # Those of unit tests have no such file: they link packages of these.
+    for stamps in sorted(ENVIRONMENTS.glob("env*/installed.json")):
+        python = stamps.parent / "bin" / "python"
         for torch in python.parents[1].glob("lib/python3.*/site-packages/torch-*.dist-info"):
             version = torch.parents[1].name.removeprefix("python")
             yield python, version, torch.name.removesuffix(".dist-info").split("-")[1].split("+")[0]
