@@ -37,12 +37,15 @@ def finished_at_exit(function: _Function) -> _Function:
         thread = threading.get_ident()
         if thread in _inside or thread == threading.main_thread().ident:
             return function(*args)
-        # The caller of a backward waits for autograd's threads.
-        if _ends and torch._C._current_graph_task_id() == -1:
-            # Nearly always for the end; a handler at the exit may wait for this thread, though.
-            time.sleep(_MOST_SECONDS)
+        # Before `_ends` is read: `finish` sets it and then looks here.
         _inside.add(thread)
         try:
+            # The caller of a backward waits for autograd's threads.
+            if _ends and torch._C._current_graph_task_id() == -1:
+                _inside.discard(thread)
+                # Nearly always for the end; a handler at the exit may wait for this thread, though.
+                time.sleep(_MOST_SECONDS)
+                _inside.add(thread)
             return function(*args)
         finally:
             _inside.discard(thread)
