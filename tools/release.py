@@ -182,9 +182,9 @@ def main() -> None:
     write_sbom(out)
     write_hashes(out)
     for path in sorted(out.iterdir()):
-        builds = f"  torch {', '.join(builds_in(path))}" if "tpu_core-" in path.name else ""
-        kind = builds if path.suffix == ".whl" else ""
-        print(f"{path.name}  {path.stat().st_size / 1024:.0f} KiB{kind}")
+        is_core = path.suffix == ".whl" and path.name.startswith("tpu_core-")
+        builds = f"  torch {', '.join(builds_in(path))}" if is_core else ""
+        print(f"{path.name}  {path.stat().st_size / 1024:.0f} KiB{builds}")
     print(BY_HAND)
 
 
