@@ -242,11 +242,9 @@ def step_versioned_docs(s: nox.Session) -> None:
     """Commit this version's pages to the local branch ``site``, beside those of other versions."""
     package = ROOT / "packages" / "tpu-core" / "src" / "tpu_core" / "_version.py"
     version = runpy.run_path(str(package))["__version__"].rpartition(".")[0]
-    mike = ("-m", "mike")
-    python(
-        s, *mike, "deploy", "--branch", "site", "--update-aliases", version, "latest", env=MKDOCS
-    )
-    python(s, *mike, "set-default", "--branch", "site", "latest")
+    mike = ENV / "bin" / "mike"
+    python(s, mike, "deploy", "--branch", "site", "--update-aliases", version, "latest", env=MKDOCS)
+    python(s, mike, "set-default", "--branch", "site", "latest")
 
 
 # --- sessions -----------------------------------------------------------------------------------
