@@ -239,12 +239,14 @@ def step_docs(s: nox.Session) -> None:
 
 
 def step_versioned_docs(s: nox.Session) -> None:
-    """Commit this version's pages to the local branch ``site``, beside those of other versions."""
+    """Commit this version's pages to the local branch ``pages``, beside those of other versions."""
     package = ROOT / "packages" / "tpu-core" / "src" / "tpu_core" / "_version.py"
     version = runpy.run_path(str(package))["__version__"].rpartition(".")[0]
     mike = ENV / "bin" / "mike"
-    python(s, mike, "deploy", "--branch", "site", "--update-aliases", version, "latest", env=MKDOCS)
-    python(s, mike, "set-default", "--branch", "site", "latest")
+    python(
+        s, mike, "deploy", "--branch", "pages", "--update-aliases", version, "latest", env=MKDOCS
+    )
+    python(s, mike, "set-default", "--branch", "pages", "latest")
 
 
 # --- sessions -----------------------------------------------------------------------------------
@@ -423,7 +425,7 @@ def release(s: nox.Session) -> None:
 
     `versions` makes the environments. Each wheel has a build for every torch that those of its
     Python have, or for ``-- --torch 2.13,2.14``. The site goes to ``site/`` and, beside those of
-    other versions, to the branch ``site``; nothing is uploaded.
+    other versions, to the branch ``pages``; nothing is uploaded.
     """
     prepare(s, "examples", "docs", "release")
     shutil.rmtree(DIST, ignore_errors=True)

@@ -32,7 +32,7 @@ Left to do by hand:
   3. Build for the Pythons and torch releases that are not above (nox -s build -- --torch ...).
   4. Run the tests on a TPU and a GPU: nox -s device. No test here has used either.
   5. Sign and upload: twine upload dist/*.whl dist/*.tar.gz, from an account with two factors.
-  6. Publish the branch `site`, and SHA256SUMS and the SBOM beside the tag.
+  6. Publish the branch `pages`, and SHA256SUMS and the SBOM beside the tag.
 """
 
 
