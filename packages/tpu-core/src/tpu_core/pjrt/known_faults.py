@@ -192,6 +192,17 @@ FAULTS = (
         "cpu",
         None,
     ),
+    Fault(
+        "async-updates-are-not-read",
+        "jaxlib 0.10 cannot read a divided program for tpu7x that a newer libtpu has compiled "
+        "(`async-update instruction should have 1 operands but sees 2`): it can be neither "
+        "planned nor saved.",
+        "libtpu",
+        ">=0.0.46",
+        "tpu",
+        "The libtpu that the installed jax names: 0.0.42 for jax 0.10.",
+        has_canary=False,  # it takes a slice of several chips
+    ),
 )
 
 
