@@ -14,29 +14,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-from tpu_core import _autoload
 
-
-def when_imported(functions: Mapping[str, Callable[[ModuleType], None]]) -> bool:
+def when_imported(functions: Mapping[str, Callable[[ModuleType], None]]) -> None:
     """Call a function with each of some modules: now, or once it has been imported.
-
-    Where the device could not be registered none is called: PyTorch stays as it is.
 
     Args:
         functions: By the names of the modules.
-
-    Returns:
-        Whether the device is registered.
-
-    Example:
-        >>> when_imported({"torch.distributed.tensor": lambda module: print(module.__name__)})
-        True
-        >>> import torch.distributed.tensor
-        torch.distributed.tensor
     """
-    _autoload.load()
-    if not _autoload.is_registered():
-        return False
     missing = {}
     for name, function in functions.items():
         if name in sys.modules:
@@ -45,7 +29,6 @@ def when_imported(functions: Mapping[str, Callable[[ModuleType], None]]) -> bool
             missing[name] = function
     if missing:
         sys.meta_path.insert(0, _Finder(missing))
-    return True
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpu_core.device.settings import implementations as using_implementations
     from tpu_core.extend._graphs import register_checked_op as register_checked_op
     from tpu_core.extend._graphs import register_graph_op as register_graph_op
+    from tpu_core.extend._imports import when_imported as when_imported
     from tpu_core.extend._ops import call_through as call_through
     from tpu_core.extend._ops import find_lowering as find_lowering
     from tpu_core.extend._ops import list_caller as list_caller
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from tpu_core.extend._values import draw_seeds as draw_seeds
     from tpu_core.extend._values import flush as flush
     from tpu_core.extend._values import user_line as user_line
-    from tpu_core.import_hooks import when_imported as when_imported
     from tpu_core.interop import from_jax as from_jax
     from tpu_core.lowering import load as load_lowerings
     from tpu_core.lowering.checks import BodyChecks as BodyChecks
@@ -216,7 +216,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "runtime": "runtime",
         "resolve_platform": "platforms:resolve",
         "find_chips": "platforms",
-        "when_imported": "import_hooks",
+        "when_imported": "extend._imports",
         "on_synchronize": "extend._runtime",
         "profile_work": "profiler.spans:work",
         "defer_events": "extend._runtime",
