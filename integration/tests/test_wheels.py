@@ -89,6 +89,7 @@ def test_entry_points_of_the_installed_wheels(clean_python: Path) -> None:
         "torch.backends tpu_compile True",
         "torch_dynamo_backends tpu True",
         "tpu_core.cli aot True",
+        "tpu_core.topology_compilers libtpu True",
         "tpu_compile.losses cross_entropy True",
         "tpu_core.cli tune True",
         "tpu_core.device_modules pallas False",
