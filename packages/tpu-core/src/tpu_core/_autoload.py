@@ -15,7 +15,6 @@ import sys
 _RIVAL = "torch_tpu"
 _REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
 
-
 _loaded = False
 
 
@@ -34,11 +33,10 @@ def load() -> None:
     torch._logging._internal.register_artifact(
         "stablehlo", "StableHLO of each program that is compiled for device tpu.", visible=True
     )
-    registered = getattr(torch, "tpu", None)
-    if registered is not None and registered is sys.modules.get("tpu_core.device"):
+    if is_registered():
         return
     owner = torch._C._get_privateuse1_backend_name()
-    if owner != "privateuseone" or registered is not None:
+    if owner != "privateuseone" or hasattr(torch, "tpu"):
         _stand_down(f"another package has registered the device '{owner}' first")
         return
     if torch._is_device_backend_autoload_enabled() and importlib.util.find_spec(_RIVAL):

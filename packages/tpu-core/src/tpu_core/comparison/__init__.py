@@ -154,8 +154,7 @@ def _scalar(output: Any) -> torch.Tensor | None:
     parts = []
     for t in _pytree.tree_leaves(output):
         if differentiable(t):
-            weights = torch.randint(
-                -4, 5, t.shape, generator=generator, device="cpu"
-            )  # exact in all dtypes
+            # Exact in all dtypes.
+            weights = torch.randint(-4, 5, t.shape, generator=generator, device="cpu")
             parts.append((t * weights.to(t.device, t.dtype)).sum())
     return torch.stack([p.to(parts[0].dtype) for p in parts]).sum() if parts else None

@@ -37,7 +37,7 @@ class TopologyCompiler(Protocol):
     device: int
 
     def compile(self, module: bytes) -> tuple[bytes, str]:
-        """Compile StableHLO bytecode for one device; called by several threads at once.
+        """Compile StableHLO bytecode for one device; called by another thread, one at a time.
 
         Returns:
             The serialized executable, and libtpu's version as the platform's client gives it.
@@ -84,6 +84,7 @@ class CrossCompiler:
     compiled: dict[str, int] = field(default_factory=dict)
     failed: list[Exception] = field(default_factory=list)
     _parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _added: set[str] = field(default_factory=set)
     _futures: list[Future[None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # One at a time: libtpu compiles on all cores.
@@ -97,9 +98,10 @@ class CrossCompiler:
     def add(self, key: str, lower: Callable[[], bytes], manifest: dict[str, Any]) -> None:
         """Lower a program for the topology now, and compile it in the background."""
         with self._lock:
-            parts = self._parts.pop(key, None)
-        if parts is None:  # of a key that came before
-            return
+            parts = self._parts.get(key)
+            if parts is None or key in self._added:
+                return
+            self._added.add(key)
         chip = self.compiler.kind
         try:
             with lowering_for(Target("tpu", kind=chip)), tracing_for(chip):

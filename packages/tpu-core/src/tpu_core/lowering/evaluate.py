@@ -113,10 +113,8 @@ def to_torch(a: Any) -> torch.Tensor:
     """A JAX array's value as a CPU tensor (a copy)."""
     n = np.array(a)
     if n.dtype.kind in "biufc":
-        return (
-            torch.from_numpy(n)
-            if n.ndim
-            else torch.tensor(n.item(), dtype=TO_TORCH[n.dtype], device="cpu")
-        )
+        if n.ndim:
+            return torch.from_numpy(n)
+        return torch.tensor(n.item(), dtype=TO_TORCH[n.dtype], device="cpu")
     raw = torch.from_numpy(n.view({1: np.uint8, 2: np.int16}[n.dtype.itemsize]))
     return raw.view(TO_TORCH[n.dtype])
