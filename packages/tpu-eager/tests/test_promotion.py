@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable
 
@@ -16,8 +17,10 @@ from tpu_core.runtime import runtime
 from tpu_eager.bucketing import families, promotion
 from tpu_eager.fused import bucketed
 
+# Wasted runs that take as long as a compile in these tests.
+WASTED_RUNS = 8
 # As many sizes of the bucket 96 as run in one of 256: each wastes 1 - 96 / 256 of a run.
-SERVED = range(66, 66 + int(promotion.WASTED_RUNS / (1 - 96 / 256)))
+SERVED = range(66, 66 + int(WASTED_RUNS / (1 - 96 / 256)))
 # Each test has a program of its own: what is known of one lasts as long as the process, and what is
 # compiled as long as the folder that pytest's processes share.
 _lengths = itertools.count(
@@ -30,6 +33,16 @@ _lengths = itertools.count(
 def fused():
     with modes.using("fused"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def slow_runs(monkeypatch):
+    """Runs that take long beside a compile, so that buckets have no room and waste counts."""
+
+    def waste(_: object, wanted: tuple[int, ...], used: tuple[int, ...], is_cpu: bool) -> float:
+        return (1 - math.prod(wanted) / math.prod(used)) / WASTED_RUNS
+
+    monkeypatch.setattr(families._Family, "waste", waste)
 
 
 def chain(x: torch.Tensor, length: int) -> torch.Tensor:

@@ -130,6 +130,33 @@ def test_packed_sequences_of_other_lengths_are_no_new_programs():
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_a_much_longer_loop_is_not_compiled_at_its_first_time():
+    def step(length: int) -> None:
+        x = torch.randn(3, 6)
+
+        def of(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(length):
+                x = (x * 1.5).tanh() - x.mean(0)
+            return finish(x)
+
+        torch.testing.assert_close(of(x.to("tpu")).cpu(), of(x))
+
+    assert LIMIT > recompile_limit._FEW
+    assert compiles(step, range(2, 2 + recompile_limit._FEW)) == recompile_limit._FEW
+    before = METRICS.snapshot()
+    compiles(step, [40])
+    assert METRICS.delta(before)["host_parts"] >= 1
+    assert compiles(step, [5]) == 1  # a short one is
+
+
+def test_buckets_of_sizes_count_as_few_programs():
+    site = recompile_limit._Site()
+    site.forms.update({"padded": 5, "exact": 5})
+    site.padded.add("padded")
+    assert recompile_limit._count(site) == 5 + 2
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
 @pytest.mark.parametrize("settings", [{"recompile_limit": 0}, {"fallback": "error"}])
 def test_without_the_limit_each_step_is_compiled(settings):
     step = crops(len(str(settings)))

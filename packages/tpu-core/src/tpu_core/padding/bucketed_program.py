@@ -260,12 +260,20 @@ class BucketedProgram:
         start = sum(len(s.shape) for s in slots[:slot])
         return tuple(self.fit.sizes[start : start + len(slots[slot].shape)])
 
-    def buckets(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Padded size of each symbol, so that every value between programs fits its array."""
+    def buckets(self, values: Sequence[int], room: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Padded size of each symbol, so that every value between programs fits its array.
+
+        Args:
+            values: Sizes of the symbols.
+            room: Larger sizes that are to fit as well, up to the declared bounds.
+        """
         segment = self.recordings[0].segment
         sizes = {s for i in (*segment.inputs(), *segment.live) for s in self.shape(i)}
         limits = [*self._limits, *[None] * len(values)]
         chosen = [bucket(v, limit) for v, limit in zip(values, limits)]
+        if room is not None:
+            most = [n if limit is None else min(n, limit) for n, limit in zip(room, limits)]
+            chosen = [max(b, bucket(n, limit)) for b, n, limit in zip(chosen, most, limits)]
         for size in sorted(sizes, key=repr):
             while not size.is_static and size.value(values) > size.bound(chosen):
                 smallest = min(size.symbols, key=lambda s: chosen[s])

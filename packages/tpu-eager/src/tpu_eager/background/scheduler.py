@@ -12,7 +12,7 @@ import logging
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -23,7 +23,6 @@ from tpu_core.extend import (
     BuildContext,
     CompileJob,
     Node,
-    PaddedPrograms,
     Program,
     ProgramProvider,
     ProgramRequest,
@@ -31,20 +30,18 @@ from tpu_core.extend import (
 )
 from tpu_eager.background.pool import InProcess, WorkerProcess, Workers
 from tpu_eager.background.worker import Result
+from tpu_eager.costs import compile_seconds
 
 logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 
 # Seconds on one core; see docs/adr/0007-background-compilation.md.
-_PROGRAM = 0.05
 _LOADED_PROGRAM = 0.004
-_OP = 0.0025
-_PRODUCT = 0.04
 # Pieces are run where compiling those that lack costs at most this share of compiling the whole.
 _SHARE = 0.25
+_MOST_MISSING = 8  # pieces to compile: on a TPU each takes longer than on the CPU platform
 
 _MOST_SEGMENTS = 4096
 _REASON = "it came again; until now it ran op by op"
-_PRODUCTS = ("mm", "conv", "matmul", "linear", "attention", "einsum", "dot")
 
 
 class _Stage(Enum):
@@ -183,11 +180,12 @@ class Background(ProgramProvider):
         return True
 
     def _is_cheap(self, s: Segment, missing: list[tuple[str, Node]]) -> bool:
-        pieces = sum(
-            _LOADED_PROGRAM if self._context.is_stored(key) else seconds_to_compile([node])
-            for key, node in missing
-        )
-        return pieces <= _SHARE * seconds_to_compile(s.nodes)
+        to_compile = [node for key, node in missing if not self._context.is_stored(key)]
+        if len(to_compile) > _MOST_MISSING:
+            return False
+        loads = _LOADED_PROGRAM * (len(missing) - len(to_compile))
+        compiles = sum(compile_seconds([node]) for node in to_compile)
+        return loads + compiles <= _SHARE * compile_seconds(s.nodes)
 
     def _compiled(self, s: Segment, known: _Known, key: str, result: Result) -> None:
         self._context.note_pending(-1)
@@ -213,10 +211,3 @@ class Background(ProgramProvider):
             )
         elif executable is None:
             logger.info("not compiled in the background: %s", problem)
-
-
-def seconds_to_compile(nodes: Sequence[Node]) -> float:
-    """Estimate of the seconds to compile ops as one program on one core."""
-    names = [name for node in nodes for name in PaddedPrograms.ops_of(node)]
-    products = sum(any(part in name for part in _PRODUCTS) for name in names)
-    return _PROGRAM + _OP * len(names) + _PRODUCT * products

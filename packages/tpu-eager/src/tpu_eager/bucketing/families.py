@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+from tpu_core.config import config
 from tpu_core.extend import (
     BuildContext,
     NotPaddableError,
@@ -20,6 +21,7 @@ from tpu_core.extend import (
     package_digest,
 )
 from tpu_eager.bucketing.promotion import PromotionPolicy
+from tpu_eager.costs import compile_seconds, run_seconds
 
 logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 
@@ -29,6 +31,13 @@ _MOST_FAMILIES = 256
 _MOST_DISJOINT = 3
 # Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
 _MOST_PROGRAMS = 16
+# Buckets have room for sizes that are this much larger, and for all small ones,
+_ROOM = 1.5
+_LEAST = 32
+# where so many runs on what is not needed take less time than the compile that they may save.
+_RUNS = 50
+# Wasted runs of a compiled graph that take as long as its compile.
+_WASTED_RUNS = 8
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -51,6 +60,24 @@ class _Family:
 
     bucketed: Any  # of `PaddedPrograms`
     promotion: PromotionPolicy = field(default_factory=PromotionPolicy)
+    _seconds: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
+
+    def waste(self, wanted: tuple[int, ...], used: tuple[int, ...], is_cpu: bool) -> float:
+        """The part of the compile of a better program that a run in larger buckets wastes."""
+        segment = self.bucketed.segment()
+        if PaddedPrograms.has_graphs(segment):  # whose intermediate values are not known
+            return (1 - math.prod(wanted) / math.prod(used)) / _WASTED_RUNS
+        more = self._run_seconds(used, is_cpu) - self._run_seconds(wanted, is_cpu)
+        return more / compile_seconds(segment.nodes)
+
+    def _run_seconds(self, buckets: tuple[int, ...], is_cpu: bool) -> float:
+        bucketed = self.bucketed
+        key = (bucketed.signature(), buckets)
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            seconds = run_seconds(bucketed.segment(), lambda i: bucketed.bound(i, buckets), is_cpu)
+            self._seconds[key] = seconds
+        return seconds
 
 
 class Families:
@@ -67,6 +94,7 @@ class Families:
         self._context = context
         self._refused = refused
         self._padded = PaddedPrograms(context, package_digest("tpu_eager"))
+        self._is_cpu = context.client.platform.name == "cpu"
         self._families: OrderedDict[str, _Family] = OrderedDict()
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
@@ -180,14 +208,16 @@ class Families:
             made = self._padded.obtain(bucketed, s, values, buckets, arrays)
             bucketed.programs[buckets] = made
         counter = promotion.counter(s.key, values, buckets)
+        # Not later: sizes may be known better then, and these buckets be of others.
+        waste = family.waste(wanted, buckets, self._is_cpu)
 
         def gives_way(arguments: list[Any]) -> bool:
             if counter.due(arguments, self._context.may_compile):
                 return True
             if wanted != buckets:
-                if self._has_better(family, wanted, buckets):
+                if self._has_better(family, wanted, waste):
                     return True
-                promotion.count_in(wanted, buckets)
+                promotion.count_in(wanted, waste)
             return False
 
         return self._padded.program(bucketed, s, values, buckets, gives_way)
@@ -210,22 +240,44 @@ class Families:
             assert bucketed.fit is not None
             pairs = zip(bucketed.recordings, bucketed.fit.values)
             known = next((v for r, v in pairs if r.program), values)
-            return bucketed.buckets([max(pair) for pair in zip(values, known)])
+            return self._with_room(family, [max(pair) for pair in zip(values, known)])
         larger = [b for b in programs if all(x >= y for x, y in zip(b, wanted))]
         nearest = min(larger, key=math.prod, default=None)
         if nearest is None:
-            if len(programs) < _MOST_DISJOINT:
-                return wanted
+            if len(programs) >= _MOST_PROGRAMS:
+                return None
             # One that serves all sizes so far: the buckets of several sizes have many combinations.
-            wider = tuple(map(max, zip(wanted, *programs)))
-            return wider if len(programs) < _MOST_PROGRAMS else None
-        if self._has_better(family, wanted, nearest):
+            roomy = self._with_room(family, values)
+            wider = tuple(map(max, zip(roomy, *programs)))
+            if len(programs) >= _MOST_DISJOINT or self._is_cheap(family, wider, wanted):
+                return wider
+            return roomy
+        if self._has_better(family, wanted, family.waste(wanted, nearest, self._is_cpu)):
             return wanted
         if len(programs) < _MOST_PROGRAMS and self._is_stored(family, s, wanted):
             return wanted
         return nearest
 
-    def _has_better(self, family: _Family, wanted: tuple[int, ...], used: tuple[int, ...]) -> bool:
+    def _with_room(self, family: _Family, values: Sequence[int]) -> tuple[int, ...]:
+        """Buckets for some sizes, and for somewhat larger ones where that costs little."""
+        bucketed = family.bucketed
+        wanted: tuple[int, ...] = bucketed.buckets(values)
+        if config().buckets:  # the user's
+            return wanted
+        chosen = wanted
+        for room in (lambda n: math.ceil(_ROOM * n), lambda n: _LEAST):
+            for i, value in enumerate(values):
+                larger = [b if j != i else max(b, room(value)) for j, b in enumerate(chosen)]
+                roomy = bucketed.buckets(values, larger)
+                if self._is_cheap(family, roomy, wanted):
+                    chosen = roomy
+        return chosen
+
+    def _is_cheap(self, family: _Family, buckets: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+        """Return whether runs in larger buckets cost little beside another compile."""
+        return family.waste(wanted, buckets, self._is_cpu) * _RUNS <= 1
+
+    def _has_better(self, family: _Family, wanted: tuple[int, ...], waste: float) -> bool:
         """Return whether a program of buckets that fit better is there, or worth a compile now."""
         programs = family.bucketed.programs
         if wanted in programs:
@@ -233,5 +285,5 @@ class Families:
         return (
             len(programs) < _MOST_PROGRAMS
             and self._context.may_compile
-            and family.promotion.outgrew(wanted, used, len(programs))
+            and family.promotion.outgrew(wanted, waste, len(programs))
         )

@@ -32,7 +32,10 @@ class Bucketed(ProgramProvider):
         s, arrays = request.segment, request.arrays
         may_be_parts = request.may_be_divided and not s.on_host
         if not may_be_parts or not self.limit.is_reached(s, self._families.form(s)):
-            return self._families.serve(s, arrays)
+            padded = self._families.serve(s, arrays)
+            if padded is not None:
+                self.limit.padded(s, self._families.form(s))
+            return padded
         # Beyond the limit one program for many sizes is wanted, not one for each op and size.
         request.may_wait = False
         return self._serve_beyond_limit(s, arrays)

@@ -2,7 +2,7 @@
 
 A padded program works on more than counts and masks what does not, in every run. A size that a loop
 comes back to again and again is worth a compile; one of many that come in turn is not. Neither is a
-bucket of sizes that a larger one serves, before that has cost as much as many runs.
+bucket of sizes that a larger one serves, before that has cost as much time as the compile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 from tpu_core.extend import PaddedPrograms
 
 RUNS = 32  # of a size; after them it recurs
-WASTED_RUNS = 8  # in a larger bucket, that a smaller one would have saved
+WASTE = (
+    1.0  # of the time of a compile, by runs in a larger bucket that a smaller one would have saved
+)
 _CHEAP = 3  # programs of a family that are earned so; each further one by twice as much
 _SHARE = 8  # It is at least one of so many runs of its family,
 _WASTE = 8  # the padding one part of so many,
@@ -44,25 +46,25 @@ class PromotionPolicy:
         wanted = math.prod(values)
         return (math.prod(buckets) - wanted) * _WASTE >= wanted
 
-    def outgrew(self, wanted: tuple[int, ...], used: tuple[int, ...], programs: int = 1) -> bool:
-        """Return whether runs in the larger bucket ``used`` have cost enough for a program of
-        ``wanted``.
+    def outgrew(self, wanted: tuple[int, ...], waste: float, programs: int = 1) -> bool:
+        """Return whether runs in a larger bucket have cost as much as a program of ``wanted``.
 
         Args:
-            wanted, used: The buckets of each size.
+            wanted: The buckets of each size.
+            waste: The part of the compile that the next run wastes.
             programs: Number of programs of the family. Beyond a few each has to be earned by twice
                 the waste of the one before: the buckets of several sizes have many combinations.
 
         Example:
-            >>> PromotionPolicy().outgrew((64,), (128,))
+            >>> PromotionPolicy().outgrew((64,), 0.1)
             False
         """
-        limit = WASTED_RUNS * 2 ** max(programs - _CHEAP, 0)
-        return self._wasted.get(wanted, 0.0) + _wasted(wanted, used) > limit
+        limit = WASTE * 2 ** max(programs - _CHEAP, 0)
+        return self._wasted.get(wanted, 0.0) + waste > limit
 
-    def count_in(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> None:
-        """Count a run, in the bucket ``used``, of what the bucket ``wanted`` is for."""
-        self._wasted[wanted] = self._wasted.get(wanted, 0.0) + _wasted(wanted, used)
+    def count_in(self, wanted: tuple[int, ...], waste: float) -> None:
+        """Count a run, in a larger bucket, of what the bucket ``wanted`` is for."""
+        self._wasted[wanted] = self._wasted.get(wanted, 0.0) + waste
 
     def counter(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> Counter:
         """A counter of the runs of one size."""
@@ -81,11 +83,6 @@ class PromotionPolicy:
         sizes, padded = (", ".join(map(str, n)) for n in (values, buckets))
         subject = f"size {sizes} recurs: its" if len(values) == 1 else f"sizes {sizes} recur: their"
         self._own[key] = f"{subject} own program instead of one padded to {padded}"
-
-
-def _wasted(wanted: Sequence[int], used: Sequence[int]) -> float:
-    """The part of a run in a larger bucket that one in its own would not take."""
-    return 1 - math.prod(wanted) / math.prod(used)
 
 
 class Counter:

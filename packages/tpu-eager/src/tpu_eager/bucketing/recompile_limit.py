@@ -11,13 +11,14 @@ It costs copies to the host and back, and no compile. See ``docs/adr/0028-recomp
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
 from tpu_core.config import config
 from tpu_core.extend import BuildContext, Node, PaddedPrograms, Segment
+from tpu_eager.costs import compile_seconds
 
 Part = tuple[int, int, bool]
 """First node, the node after the last, and whether CPU kernels run them."""
@@ -30,6 +31,9 @@ _SHARE = 16  # if it is one of so many of those that its line ran in parts
 _ALLOWANCE = 4  # programs of a form that is the same all the time: two of sizes, two padded ones
 _MOST_SITES = 128
 _MOST_COMPARED = 8  # latest programs of a line
+_MOST_UNREAD = 64
+_FEW = 3  # forms after which a much larger one is not compiled at its first time
+_BUCKETS = 4  # programs of a form that count as one: two of sizes, two padded ones
 _MOST_COUNTED = 1_024  # segments of a line
 _LEAST_OPS = 16  # that are a program of their own, if none of them is a product
 _COMBINE = "tpu.combine_words.default"
@@ -55,11 +59,13 @@ class _Site:
 
     Attributes:
         programs: Number of them.
-        unread: The latest ones that are not among the following. Describing a training step takes
-            as long as recording it, and most lines never come to the limit.
+        unread: Those that are not among the following. Describing a training step takes as long
+            as recording it, and most lines never come to the limit.
         ops: Of the latest ones, the form of each op: a hash of its arguments without sizes.
         sizes: The same with sizes.
-        forms: Digests of their forms.
+        forms: Number of programs by the digest of their form.
+        padded: Forms that padded arrays serve.
+        seconds: Estimate of the time to compile the programs.
         refused: Labels of ops that cannot run on padded arrays.
         allowed: Programs that a form may yet have beyond the limit.
         key, form: Of the segments that had no program.
@@ -69,10 +75,12 @@ class _Site:
     """
 
     programs: int = 0
-    unread: deque[Segment] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
+    unread: deque[Segment] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
     ops: deque[array[int]] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
     sizes: deque[array[int]] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
-    forms: set[str] = field(default_factory=set)
+    forms: Counter[str] = field(default_factory=Counter)
+    padded: set[str] = field(default_factory=set)
+    seconds: float = 0.0
     refused: set[str] = field(default_factory=set)
     allowed: dict[str, int] = field(default_factory=dict)
     key: _Streak = field(default_factory=_Streak)
@@ -94,6 +102,10 @@ class RecompileLimit:
         site.programs += 1
         site.unread.append(s)
 
+    def padded(self, s: Segment, form: str) -> None:
+        """Take note of a form that runs on padded arrays."""
+        self._site(s).padded.add(form)
+
     def refused(self, s: Segment, op: str) -> None:
         """Take note of an op, by its label, that cannot run on padded arrays."""
         self._site(s).refused.add(op)
@@ -106,10 +118,15 @@ class RecompileLimit:
             return False
         if s.cut == PART:
             limit = max(limit // _PART_SHARE, 1)
-        if site.programs < limit:
+        if site.programs < min(limit, _FEW):
             return False
         _read(site)
-        return not site.allowed.get(form)
+        if site.allowed.get(form):
+            return False
+        if (counted := _count(site)) >= limit or form in site.forms:
+            return counted >= limit
+        # A loop of another length, which takes half as long to compile as all programs so far.
+        return counted >= _FEW and compile_seconds(s.nodes) * 2 >= site.seconds
 
     def recurs(self, s: Segment, form: str) -> bool:
         """Count a segment that has no program beyond the limit; whether it is worth one.
@@ -206,13 +223,21 @@ def _key(s: Segment) -> tuple[bool, str, str]:
     return s.cut == PART, last.line, last.name
 
 
+def _count(site: _Site) -> int:
+    """Number of programs, those of a form on padded arrays as few: buckets have their own limit."""
+    return sum(
+        max(n - _BUCKETS + 1, 1) if form in site.padded else n for form, n in site.forms.items()
+    )
+
+
 def _read(site: _Site) -> None:
     while site.unread:
         s = site.unread.popleft()
         form = PaddedPrograms.digest_of(s)
         site.ops.append(_forms(s))
         site.sizes.append(_sizes(s))
-        site.forms.add(form)
+        site.forms[form] += 1
+        site.seconds += compile_seconds(s.nodes)
         if left := site.allowed.get(form):
             site.allowed[form] = left - 1
 
