@@ -86,7 +86,7 @@ def test_importing_it_imports_what_is_asked_for_alone() -> None:
     before = set(sys.modules)
     from tpu_core import extend
     new = {"jax"} & set(sys.modules) | {m for m in set(sys.modules) - before}
-    from tpu_core.extend import find_chips
+    from tpu_core.extend import Platform
     print(sorted(new - {"tpu_core.extend"}), "jax" in sys.modules)
     try:
         extend.nothing

@@ -11,14 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from tpu_core.extend import (
-    BuildContext,
-    NotPaddableError,
-    PaddedPrograms,
-    Program,
-    Segment,
-    package_digest,
-)
+from tpu_core.errors import NotPaddableError
+from tpu_core.extend import BuildContext, PaddedPrograms, Program, Segment, package_digest
 from tpu_eager.bucketing.promotion import PromotionPolicy
 
 logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
