@@ -55,6 +55,7 @@ class Node:
 
     @property
     def name(self) -> str:
+        """Name of the functional overload."""
         return self.plan.op if self.plan else "uninitialised memory"
 
 

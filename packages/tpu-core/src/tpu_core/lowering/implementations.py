@@ -112,13 +112,13 @@ class Kernel(Protocol):
 class KernelSelection:
     """A call that an implementation of a kernel was chosen for.
 
+    Static methods concern the choice itself: implementations that the user named, and the files by
+    which an implementation is tuned.
+
     Attributes:
         kernel: Name of the op.
         implementation: Name of the implementation.
         why: Reason why it is not one that would be tried before it; empty where none would be.
-
-    Static methods concern the choice itself: implementations that the user named, and the files by
-    which an implementation is tuned.
 
     Example:
         >>> KernelSelection("attention", "plain", "the heads are not multiples of 8").note()
