@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_compile.aot import worker
-from tpu_core.extend import TOPOLOGY_ENVIRONMENT, located_bytes
+from tpu_core.extend import LibtpuTopology
 
 TIMEOUT = 600.0
 
@@ -39,8 +39,8 @@ def outcome(program: Path, library: Path) -> dict[str, Any]:
         folder = Path(name)
         for file in ("program.mlirbc", "request.json"):
             shutil.copy(program / file, folder)
-        command = [sys.executable, "-P", worker.__file__, inspect.getfile(located_bytes), name]
-        env = {**os.environ, **TOPOLOGY_ENVIRONMENT, "TPU_LIBRARY_PATH": str(library)}
+        command = [sys.executable, "-P", worker.__file__, inspect.getfile(LibtpuTopology), name]
+        env = {**os.environ, **LibtpuTopology.ENVIRONMENT, "TPU_LIBRARY_PATH": str(library)}
         started = time.perf_counter()
         try:
             done = subprocess.run(

@@ -16,7 +16,7 @@ from tpu_compile.fx_utils import outputs
 from tpu_compile.graphs import lowering_of
 from tpu_core import lowering, runtime
 from tpu_core.lowering.evaluate import to_jax
-from tpu_core.recorder.compute import run_graph
+from tpu_core.recorder.compute import GraphEvaluator
 
 Tensor = torch.Tensor
 
@@ -38,7 +38,7 @@ def targets(graph: GraphModule) -> list[str]:
 
 def run(graph: GraphModule, inputs: list[Tensor]) -> list[np.ndarray]:
     with jax.enable_x64(True):
-        found = run_graph(graph, [to_jax(x) for x in inputs], None, entry_of=lowering_of)
+        found = GraphEvaluator.run(graph, [to_jax(x) for x in inputs], None, entry_of=lowering_of)
     return [np.asarray(x, np.float64) for x in found]
 
 

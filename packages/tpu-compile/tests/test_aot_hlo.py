@@ -9,7 +9,7 @@ import pytest
 from tpu_compile.aot.chips import CHIPS
 from tpu_compile.aot.costs import analyse, roofline
 from tpu_compile.aot.hlo import Shape, parse
-from tpu_core.lowering.kernel_costs import scope_name
+from tpu_core.lowering.kernel_costs import KernelCost
 
 # Ten products of a stack of weights, gathered and then summed, as libtpu prints such a program.
 TEXT = (Path(__file__).parent / "data" / "loop.hlo").read_text()
@@ -90,14 +90,15 @@ def test_padding_of_a_convolution_costs_nothing(line: str, flops: float) -> None
 
 
 def test_a_kernel_tells_what_its_products_cost() -> None:
+    scope = KernelCost(1000, 6).scope
     text = (
         "ENTRY %main (q: f32[8,128]) -> f32[8,128] {\n"
         "  %q = f32[8,128]{1,0} parameter(0)\n"
         # What else XLA calls within the scope is no kernel.
         '  %i = s32[8]{0} custom-call(%q), custom_call_target="AssumeGatherIndicesInBound", '
-        f'metadata={{op_name="jit(main)/{scope_name(1000, 6)}/gather"}}\n'
+        f'metadata={{op_name="jit(main)/{scope}/gather"}}\n'
         '  ROOT %k = f32[8,128]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", '
-        f'metadata={{op_name="jit(main)/blocks.0/attention/{scope_name(1000, 6)}/pallas_call"}}'
+        f'metadata={{op_name="jit(main)/blocks.0/attention/{scope}/pallas_call"}}'
         "\n}\n"
     )
     module = parse(text)

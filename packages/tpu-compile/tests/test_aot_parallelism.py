@@ -41,7 +41,7 @@ from tpu_compile.layers import LAYERS
 from tpu_compile.sharding_constraints import over
 from tpu_core import lowering, runtime
 from tpu_core.errors import MeshError
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.pjrt.chips import AbstractChip
 
 MESH = {"data": 2, "model": 4}
 
@@ -332,7 +332,7 @@ def test_inputs_that_come_in_halves_keep_their_values(
         return x
 
     monkeypatch.setattr(sys.modules[in_halves.__module__], "constrain", constrained)
-    with jax.enable_x64(True), over(abstract_mesh({"data": 2})):
+    with jax.enable_x64(True), over(AbstractChip().mesh({"data": 2})):
         made = in_halves(jax.numpy.asarray(values), ("data",))
     assert made.dtype == dtype
     np.testing.assert_array_equal(made, values)

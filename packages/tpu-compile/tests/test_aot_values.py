@@ -19,7 +19,7 @@ from tpu_compile.aot.layers import capture_scanned
 from tpu_compile.graphs import lowering_of
 from tpu_core import lowering, runtime
 from tpu_core.lowering.evaluate import to_jax
-from tpu_core.recorder.compute import run_graph
+from tpu_core.recorder.compute import GraphEvaluator
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,7 +85,9 @@ def run(captured: Captured, values: dict[str, torch.Tensor]) -> dict[str, np.nda
     ]
     with jax.enable_x64(True):
         function = jax.jit(
-            lambda *a: run_graph(captured.graph, a[:-1], a[-1], entry_of=lowering_of, scope=scope)
+            lambda *a: GraphEvaluator.run(
+                captured.graph, a[:-1], a[-1], entry_of=lowering_of, scope=scope
+            )
         )
         made = function(*arrays, jax.numpy.array([1, 2], jax.numpy.uint32))
     return {name: np.asarray(value) for name, value in zip(captured.outputs, made)}

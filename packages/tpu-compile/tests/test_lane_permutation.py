@@ -18,8 +18,8 @@ from tpu_compile.aot import trace as tracing
 from tpu_compile.fx_utils import lowering_of
 from tpu_core import lowering, runtime
 from tpu_core.lowering.evaluate import to_jax
-from tpu_core.lowering.implementations import Target, lowering_for
-from tpu_core.recorder.compute import run_graph
+from tpu_core.lowering.implementations import Target
+from tpu_core.recorder.compute import GraphEvaluator
 
 Tensor = torch.Tensor
 MOVED = "tpu_compile.moved_lanes.default"
@@ -69,8 +69,10 @@ def count(graph: GraphModule) -> int:
 
 def run(graph: GraphModule, inputs: list[Tensor]) -> list[np.ndarray]:
     """The results of a program for a TPU, computed here."""
-    with jax.enable_x64(True), lowering_for(Target("tpu")):
-        function = jax.jit(lambda arrays: run_graph(graph, arrays, None, entry_of=lowering_of))
+    with jax.enable_x64(True), Target("tpu").applied():
+        function = jax.jit(
+            lambda arrays: GraphEvaluator.run(graph, arrays, None, entry_of=lowering_of)
+        )
         found = function([to_jax(x) for x in inputs])
     return [np.asarray(x, np.float64) for x in found]
 
@@ -220,7 +222,7 @@ def test_others_stay_as_they_are(f: Callable[[Tensor], Tensor]) -> None:
 
 def test_compiled_with_gradients_and_lengths_that_vary(caplog: pytest.LogCaptureFixture) -> None:
     f = torch.compile(rotary(chunked), fullgraph=True)
-    with caplog.at_level(logging.INFO, "tpu_compile"), lowering_for(Target("tpu")):
+    with caplog.at_level(logging.INFO, "tpu_compile"), Target("tpu").applied():
         for length in (7, 13, 3):
             torch.manual_seed(length)
             x, grad = torch.randn(2, 3, length, 16), torch.randn(2, 3, length, 16)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 60, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1},
@@ -32,7 +32,7 @@ def test_models_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> 
     on_device = copy.deepcopy(model).to("tpu")
     ids = torch.randint(60, (2, 7))
     compiled = torch.compile(on_device, fullgraph=True)
-    with lowering_for(Target("tpu")), caplog.at_level(logging.INFO, "tpu_compile"):
+    with Target("tpu").applied(), caplog.at_level(logging.INFO, "tpu_compile"):
         got = compiled(ids.to("tpu")).last_hidden_state
         got.square().sum().backward()
         torch.tpu.synchronize()

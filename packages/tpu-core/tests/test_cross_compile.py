@@ -13,8 +13,8 @@ from tpu_core.compiler.context import BuildContext
 from tpu_core.compiler.cross_compile import CrossCompiler, compiling, topology_compiler
 from tpu_core.compiler.segment import Segment
 from tpu_core.errors import ConfigurationError
-from tpu_core.lowering.implementations import target
-from tpu_core.pjrt.chips import traced_for
+from tpu_core.lowering.implementations import Target
+from tpu_core.pjrt.chips import AbstractChip
 from tpu_core.pjrt.client import version_of
 from tpu_core.platforms import Platform
 from tpu_core.runtime import runtime
@@ -86,14 +86,14 @@ def test_programs_are_lowered_for_the_chip(cross: CrossCompiler, monkeypatch: An
     lower = context.segments.lower
 
     def lower_and_look(s: Segment) -> bytes:
-        seen.append((target().platform, target().kind, traced_for()))
+        seen.append((Target.current().platform, Target.current().kind, AbstractChip.traced()))
         return lower(s)
 
     monkeypatch.setattr(context.segments, "lower", lower_and_look)
     with compiling(cross):
         step(21)
     cross.wait()
-    assert ("tpu", "TPU v5e", "TPU v5e") in seen
+    assert ("tpu", "TPU v5e", AbstractChip("TPU v5e")) in seen
     assert ("cpu", None, None) in seen
     before = len(seen)
     step(22)

@@ -21,9 +21,9 @@ from tpu_core.errors import (
     TpuError,
     TpuNotAvailableError,
     format_bytes,
+    map_xla_error,
 )
 from tpu_core.errors.page import error_classes, errors_page
-from tpu_core.xla_status import map_xla_error
 
 ERRORS = [c for c in error_classes() if issubclass(c, TpuError)]
 

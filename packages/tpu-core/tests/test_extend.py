@@ -13,17 +13,36 @@ import pytest
 from interpreter import clean
 from tpu_core import extend, modes
 from tpu_core.errors import ConfigurationError
-from tpu_core.extend._page import documentation, extend_page
+from tpu_core.extend._page import documentation, extend_page, methods
 
 PACKAGES = Path(__file__).parents[2]
 THIRD_PARTY = Path(__file__).with_name("third_party")
 
 
+@pytest.fixture(scope="module")
+def page() -> str:
+    return extend_page()
+
+
 @pytest.mark.parametrize("name", extend.__all__)
-def test_each_name_has_a_docstring_with_an_example(name: str) -> None:
+def test_each_name_has_a_docstring_with_an_example(name: str, page: str) -> None:
     text = documentation(name)
     assert text and "Example:\n" in text
-    assert f'<a id="{name}"></a>' in extend_page()
+    assert f'<a id="{name}"></a>' in page
+
+
+@pytest.mark.parametrize("name", extend.__all__)
+def test_each_method_of_a_class_is_on_the_page(name: str, page: str) -> None:
+    value = getattr(extend, name)
+    if isinstance(value, type):
+        for method, function in methods(value).items():
+            assert inspect.getdoc(function), method
+            assert f"\n#### {name}.{method}\n" in page
+
+
+def test_the_interface_is_small() -> None:
+    # Those two lead to C++ of tpu-distributed.
+    assert len(set(extend.__all__) - {"make_backend", "ring_all_reduce"}) <= 60
 
 
 @pytest.mark.parametrize("name", extend.__all__)
@@ -33,8 +52,8 @@ def test_the_example_of_a_function_has_its_name_here(name: str) -> None:
         assert re.search(rf"\b{name}\b", example)
 
 
-def test_the_page_has_the_calling_convention_of_lowerings() -> None:
-    assert "### Calling convention of a lowering\n\n* It is called with" in extend_page()
+def test_the_page_has_the_calling_convention_of_lowerings(page: str) -> None:
+    assert "### Calling convention of a lowering\n\n* It is called with" in page
 
 
 def test_record_op_refuses_an_op_that_is_not_defined() -> None:
@@ -86,7 +105,7 @@ def test_importing_it_imports_what_is_asked_for_alone() -> None:
     before = set(sys.modules)
     from tpu_core import extend
     new = {"jax"} & set(sys.modules) | {m for m in set(sys.modules) - before}
-    from tpu_core.extend import find_chips
+    from tpu_core.extend import Platform
     print(sorted(new - {"tpu_core.extend"}), "jax" in sys.modules)
     try:
         extend.nothing

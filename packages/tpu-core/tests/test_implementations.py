@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tpu_core.device import settings
 from tpu_core.lowering import implementations, load
-from tpu_core.lowering.implementations import Target, digest, implementation, lowering_for
+from tpu_core.lowering.implementations import KernelSelection, Target, digest, implementation
 from tpu_core.lowering.registry import REGISTRY
 
 ADD = "aten.add.Tensor"
@@ -36,6 +35,7 @@ class Adding:
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     load()
+    implementations.sources()  # of the packages that are there, once for the process
     point = SimpleNamespace(load=Adding, module="nowhere.kernels")
     monkeypatch.setattr(implementations, "_offered", lambda: {ADD: point})
 
@@ -43,7 +43,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 def taken(**chosen: str) -> Any:
     entry = REGISTRY.get(ADD)
     assert entry is not None
-    with settings.implementations(chosen):
+    with KernelSelection.using(chosen):
         found = implementation(entry, (1, 2), {})
     return "the lowering" if found is entry.fn else found
 
@@ -53,19 +53,19 @@ def test_a_kernel_is_asked_for_a_tpu_and_where_one_is_named() -> None:
     assert taken(adding="minus") is minus
     assert taken(another="minus") is minus
     assert taken(adding="plain") == "the lowering"
-    with lowering_for(Target("tpu")):
+    with Target("tpu").applied():
         assert taken() is minus
         assert taken(adding="plain") == "the lowering"
-    with lowering_for(Target("tpu", 4)):
+    with Target("tpu", 4).applied():
         assert taken() == "the lowering"
 
 
 def test_what_is_chosen_is_part_of_what_is_recorded() -> None:
     x, y = torch.ones(2, device="tpu"), torch.ones(2, device="tpu")
     assert (x + y).tolist() == [2, 2]
-    with settings.implementations({"adding": "minus"}):
+    with KernelSelection.using({"adding": "minus"}):
         assert (x + y).tolist() == [0, 0]
-        with settings.implementations({"adding": "plain"}):
+        with KernelSelection.using({"adding": "plain"}):
             assert (x + y).tolist() == [2, 2]
         late = x + y
         assert (x + y).tolist() == [0, 0]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpu_core.lowering.operand_sharding import OperandSharding
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.pjrt.chips import AbstractChip
 
-MESH = abstract_mesh({"data": 4, "model": 2})
+MESH = AbstractChip().mesh({"data": 4, "model": 2})
 
 
 def learned(f: Callable[..., Any], **specs: tuple[str | None, ...]) -> OperandSharding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 from interpreter import clean
@@ -13,7 +14,8 @@ DOOR = {"tpu_core.extend", "tpu_core.errors", "tpu_core.config"}
 
 
 def run(code: str, tmp_path: Path, **environment: str) -> list[str]:
-    environment = {"PYTHONPATH": str(FOLDER), "TPU_CACHE_DIR": str(tmp_path), **environment}
+    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYTHONPATH": path, "TPU_CACHE_DIR": str(tmp_path), **environment}
     return clean(code, **environment).splitlines()
 
 
@@ -50,11 +52,11 @@ def test_its_kernel_is_taken_where_it_is_named(tmp_path: Path) -> None:
     code = """
     import torch
     import acme_tpu
-    from tpu_core.extend import using_implementations
+    from tpu_core.extend import KernelSelection
     x = torch.linspace(-3, 3, 7)
     expected = torch.nn.functional.silu(x)
     for name in ("plain", "tanh"):
-        with using_implementations({"acme_silu": name}):
+        with KernelSelection.using({"acme_silu": name}):
             found = torch.nn.functional.silu(x.to("tpu")).cpu()
         torch.testing.assert_close(found, expected)
     lines = map(str.split, str(torch.tpu.compile_report()).splitlines())

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.operand_sharding import OperandSharding
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.pjrt.chips import AbstractChip
 from tpu_kernels.ops.attention.flash import backward, forward
 
 AXES = ("data", "model")
@@ -47,8 +47,8 @@ def main() -> None:
     for name, spec in WAYS.items():
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         placed = [jax.device_put(arrays[0], sharding), *arrays[1:]]
-        division = OperandSharding(abstract_mesh(dict.fromkeys(AXES, 2)))
-        with lowering_for(Target("cpu", 4, division=division)), jax.enable_x64(True):
+        division = OperandSharding(AbstractChip().mesh(dict.fromkeys(AXES, 2)))
+        with Target("cpu", 4, division=division).applied(), jax.enable_x64(True):
             division.learn(jax.jit(lambda *a: both(*a)).trace(*placed).lower())
             assert division.is_needed
             got = jax.jit(lambda *a: both(*a))(*placed)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.operand_sharding import OperandSharding
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.pjrt.chips import AbstractChip
 from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD
 from tpu_kernels.ops.cross_entropy.chunked import CHUNKED
 from tpu_kernels.ops.cross_entropy.pallas import PALLAS
@@ -55,8 +55,8 @@ def main() -> None:
                 jax.device_put(jnp.asarray(x.detach()), NamedSharding(mesh, PartitionSpec(*spec)))
                 for x, spec in zip((hidden, weight, target, grad), (*specs, (), ()))
             ]
-            division = OperandSharding(abstract_mesh(dict.fromkeys(AXES, 2)))
-            with lowering_for(Target("cpu", 4, division=division)), jax.enable_x64(True):
+            division = OperandSharding(AbstractChip().mesh(dict.fromkeys(AXES, 2)))
+            with Target("cpu", 4, division=division).applied(), jax.enable_x64(True):
                 division.learn(jax.jit(functools.partial(function)).trace(*placed).lower())
                 assert division.is_needed
                 got = jax.jit(functools.partial(function))(*placed)

@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ragged_reference
 import test_paged_attention as decoding
 import test_ragged_paged_attention_kernel as ragged
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.operand_sharding import OperandSharding
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.pjrt.chips import AbstractChip
 from tpu_kernels.ops.paged_attention.pallas import paged_attention
 from tpu_kernels.ops.ragged_paged_attention.pallas import ragged_paged_attention
 
@@ -45,8 +45,8 @@ def compare(
         jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
         for x, spec in zip(arrays, specs)
     ]
-    division = OperandSharding(abstract_mesh(dict.fromkeys(AXES, 2)))
-    with lowering_for(Target("cpu", 4, kind="TPU v5e", division=division)), jax.enable_x64(True):
+    division = OperandSharding(AbstractChip().mesh(dict.fromkeys(AXES, 2)))
+    with Target("cpu", 4, kind="TPU v5e", division=division).applied(), jax.enable_x64(True):
         division.learn(jax.jit(lambda *a: function(*a)).trace(*placed).lower())
         assert division.is_needed
         program = jax.jit(lambda *a: function(*a)).lower(*placed).compile()

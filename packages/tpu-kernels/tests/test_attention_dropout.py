@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import tpu_kernels
 from tpu_core.lowering import attention as plain
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_kernels.ops.attention import dropout, flash
 
 QUICKLY: Any = {"xla_backend_optimization_level": 0}
@@ -50,7 +50,7 @@ def test_both_paths_drop_the_same(name: str) -> None:
             saved = (out[0], out[1], None, None, 0, 0, rate, is_causal, out[6], out[7])
             return out[0], *backward(grad, q, k, v, bias, [True, True, True, False], *saved)[:3]
 
-        with lowering_for(Target("cpu")), jax.enable_x64(True):
+        with Target("cpu").applied(), jax.enable_x64(True):
             compiled = jax.jit(both).lower(*arrays, KEY).compile(QUICKLY)
             return [np.asarray(x) for x in compiled(*arrays, KEY)]
 

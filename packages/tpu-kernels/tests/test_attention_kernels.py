@@ -14,10 +14,10 @@ import torch.nn.functional as F
 import tpu_kernels
 from tpu_core.lowering import load
 from tpu_core.lowering.evaluate import call_lowering
-from tpu_core.lowering.implementations import GROUP, Target, lowering_for
+from tpu_core.lowering.implementations import GROUP, Target
 from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import REGISTRY
-from tpu_core.pjrt.chips import abstract_mesh
+from tpu_core.pjrt.chips import AbstractChip
 from tpu_kernels import KernelRuleError
 from tpu_kernels.ops.attention.api import KERNEL
 from tpu_kernels.ops.attention.arguments import AttentionArguments
@@ -106,7 +106,7 @@ def test_a_program_for_several_devices_has_to_say_how_it_is_divided() -> None:
     assert KERNEL.select(arguments(), several, None).name == "plain"
     with pytest.raises(KernelRuleError, match="The program is for one device"):
         KERNEL.select(arguments(), several, "pallas")
-    divided = Target("tpu", 4, division=OperandSharding(abstract_mesh({"data": 4})))
+    divided = Target("tpu", 4, division=OperandSharding(AbstractChip().mesh({"data": 4})))
     assert KERNEL.select(arguments(), divided, None).name == "pallas"
 
 
@@ -132,7 +132,7 @@ def lowered(length: int) -> str:
         args = (grad, q, k, v, None, [True, True, True, False], *saved)
         return got[0], call_lowering(backward, args, {}, (x, few, few, None))[:3]
 
-    with jax.enable_x64(True), lowering_for(TPU):
+    with jax.enable_x64(True), TPU.applied():
         text: str = jax.jit(both).trace(x, few, few, x).lower(lowering_platforms=("tpu",)).as_text()
     return text
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tpu_core.lowering.attention import attention
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_kernels.ops.attention.flash import backward, forward
 
 
@@ -77,7 +77,7 @@ class Case:
             return out[0], *grads[:3]
 
         arrays = [None if x is None else array(x) for x in (*tensors, mask)]
-        with lowering_for(Target("cpu")), jax.enable_x64(True):
+        with Target("cpu").applied(), jax.enable_x64(True):
             compiled = jax.jit(both).lower(*arrays).compile({"xla_backend_optimization_level": 0})
             return [torch.from_numpy(np.asarray(x, np.float64)) for x in compiled(*arrays)]
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import tpu_kernels
 from tpu_core.lowering import load
 from tpu_core.lowering.evaluate import call_lowering
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.registry import REGISTRY
 from tpu_kernels import KernelRuleError
 from tpu_kernels.ops.grouped_mm.api import KERNEL
@@ -90,7 +90,7 @@ def test_programs_for_tpus_have_a_kernel_for_the_gradient_of_weights() -> None:
             return call_lowering(entry, (a, b, offs), {}, (aval,), contiguous=(True,) * 3)[0]
 
         avals = [jax.ShapeDtypeStruct(s, "bfloat16") for s in shapes]
-        with jax.enable_x64(True), lowering_for(TPU):
+        with jax.enable_x64(True), TPU.applied():
             traced = jax.jit(product).trace(*avals, jax.ShapeDtypeStruct((4,), "int32"))
             text: str = traced.lower(lowering_platforms=("tpu",)).as_text()
         return text

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_kernels import KernelRuleError, int4_mm, int4_pack, int4_repack, using
 from tpu_kernels.ops.int4_mm.api import KERNEL
 from tpu_kernels.ops.int4_mm.arguments import Int4Arguments
@@ -132,7 +132,7 @@ def test_a_program_for_a_tpu_has_the_kernel(tokens: int) -> None:
         jax.ShapeDtypeStruct((128, 512), jnp.int32),
         jax.ShapeDtypeStruct((8, 512, 2), jnp.bfloat16),
     )
-    with lowering_for(Target("tpu", kind="TPU v5e")):
+    with Target("tpu", kind="TPU v5e").applied():
         traced = jax.jit(lambda x, w, s: kernel(x, w, 128, s)).trace(*avals)
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("tpu_custom_call") == 1

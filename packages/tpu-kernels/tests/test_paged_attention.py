@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tpu_kernels
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_kernels import KernelRuleError, paged_attention
 from tpu_kernels.ops.paged import PagedArguments
 from tpu_kernels.ops.paged_attention.api import KERNEL
@@ -107,7 +107,7 @@ def test_a_program_for_tpus_has_the_kernel() -> None:
         *(jax.ShapeDtypeStruct((4, 8, 128), "bfloat16"), pages, pages),
         *(jax.ShapeDtypeStruct(shape, "int32") for shape in [(4,), (4, 5)]),
     ]
-    with lowering_for(Target("tpu")), jax.enable_x64(True):
+    with Target("tpu").applied(), jax.enable_x64(True):
         traced = jax.jit(lambda *a: kernel(*a, 0.1, 0.0)).trace(*arguments)
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("@tpu_custom_call") == 1

@@ -12,7 +12,7 @@ import torch
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
 from ragged_reference import expected
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_kernels import KernelRuleError, ragged_paged_attention
 from tpu_kernels.ops.paged import PagedArguments
 from tpu_kernels.ops.ragged_paged_attention.api import KERNEL
@@ -95,7 +95,7 @@ def test_a_program_for_tpus_has_the_kernel() -> None:
     shapes = [((24, 8, 128), "bfloat16"), ((20, 16, 4, 128), "bfloat16")]
     shapes += [(s, "int32") for s in ((4,), (4, 5), (5,), (1,))]
     arguments = [jax.ShapeDtypeStruct(*s) for s in shapes]
-    with lowering_for(Target("tpu", kind="TPU v5e")), jax.enable_x64(True):
+    with Target("tpu", kind="TPU v5e").applied(), jax.enable_x64(True):
         traced = jax.jit(lambda *a: kernel(*a, 0.1, 0.0, 0)).trace(*arguments)
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("@tpu_custom_call") == 1

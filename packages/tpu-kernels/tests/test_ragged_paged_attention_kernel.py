@@ -17,7 +17,7 @@ import torch
 from jax.experimental.pallas import tpu as pltpu
 
 from ragged_reference import expected
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_kernels.ops.ragged_paged_attention.pallas import ragged_paged_attention as kernel
 
 SIZE, PAGE, PLACES = 128, 8, 3
@@ -64,7 +64,7 @@ def test_values(
         for x in arguments
     ]
     scale = 0.1
-    with lowering_for(Target("cpu", kind="TPU v5e")):
+    with Target("cpu", kind="TPU v5e").applied():
         got = jax.jit(lambda q, p, n, i, s, c: kernel(q, p, n, i, s, c, scale, softcap, window))(
             *arrays, jnp.asarray([count], jnp.int32)
         )

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from tpu_compile import flex_attention
 from tpu_compile.rng import Derived, Draws, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.extend import BodyChecks, fold_in
+from tpu_core.extend import BodyChecks, RandomKey
 
 _HOPS = torch.ops.higher_order
 
@@ -66,7 +66,7 @@ class HigherOrderCall:
             key: Of the call.
             round_: Number of the round of a loop: each draws other numbers.
         """
-        draws = self.draws if key is None else Derived(fold_in(key, round_))
+        draws = self.draws if key is None else Derived(RandomKey.fold_in(key, round_))
         return self.inline(module, arguments, draws)
 
     def inline(self, module: GraphModule, arguments: Sequence[Any], draws: Draws) -> Results:

@@ -20,7 +20,7 @@ from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.rng import Draws, is_random
 from tpu_compile.sizes import Sizes
-from tpu_core.extend import GraphEvaluator, copy_to_jax, weak
+from tpu_core.extend import GraphEvaluator, copy_to_jax
 
 Label = Callable[[Node], str]
 
@@ -47,7 +47,7 @@ class _Evaluator(GraphEvaluator):
     def argument(self, node: Node, value: Any) -> Any:
         # A number that a loop computes: it must not widen what it meets.
         is_number = is_arithmetic(node.meta.get("val"))
-        return weak(value) if is_number and _is_array(value) else value
+        return self.number(value) if is_number and _is_array(value) else value
 
     def constant(self, value: Any) -> Any:
         return value if isinstance(value, GraphModule) else copy_to_jax(value)
@@ -76,7 +76,7 @@ class _Evaluator(GraphEvaluator):
         args: Any = map_arg(node.args, values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
         if op is ITEM:
-            return weak(jnp.reshape(args[0], ()))
+            return self.number(jnp.reshape(args[0], ()))
         if op in LOWERINGS:
             inner = functools.partial(call, label=self._label)
             own = HigherOrderCall(node, inner, self._sizes, self._draws)

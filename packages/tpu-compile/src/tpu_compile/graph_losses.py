@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from tpu_compile.fx_utils import line_of
 from tpu_compile.linear_loss import Logits, after, call_of, from_linear, verdict, without_logits
-from tpu_core.extend import note_kernel
+from tpu_core.extend import KernelSelection
 
 logger = logging.getLogger("tpu_compile")
 
@@ -82,4 +82,4 @@ def _replace(node: Node, known: dict[Node, Logits]) -> None:
 def _told(node: Node, reason: str | None) -> None:
     """For `torch.tpu.compile_report`: whether the logits are built, and why."""
     chosen = "without logits" if reason is None else "with logits"
-    note_kernel("cross_entropy", chosen, reason or "", line_of(node))
+    KernelSelection("cross_entropy", chosen, reason or "").report(line_of(node))

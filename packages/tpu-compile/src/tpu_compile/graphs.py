@@ -32,17 +32,15 @@ from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
 from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
-from tpu_core.errors import UnsupportedOpError
+from tpu_core.errors import NotPaddableError, UnsupportedOpError
 from tpu_core.extend import (
-    NotPaddableError,
+    Target,
     flush,
     hide_lines_of,
     is_tracing,
-    list_caller,
-    overload_name,
+    op_caller,
     register,
     register_graph_op,
-    target,
     to_numpy_dtype,
 )
 from tpu_core.extend import decompositions as lowered_by_pytorch
@@ -80,7 +78,7 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
     """
     from functorch.compile import make_boxed_func
 
-    if target().platform == "tpu":
+    if Target.current().platform == "tpu":
         move_lanes(module)
     if not _can_be_lowered(module):
         parts = functools.partial(in_parts, module, _known(module), _compile_part)
@@ -158,7 +156,7 @@ def _of_tensors(graph: Graph) -> Callable[[list[Any]], list[Any]]:
         return made
 
     # The dispatcher and its boxing would cost as much as XLA's call.
-    record = list_caller("tpu_compile::graph", ((), (), key), general)
+    record = op_caller("tpu_compile::graph", general, ((), (), key))
 
     def run(tensors: list[Any]) -> list[Any]:
         GRAPHS[key] = graph
@@ -256,7 +254,7 @@ def _is_plain(node: Any) -> bool:
 
 
 def _is_size(op: Any) -> bool:
-    return overload_name(op).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride"))
+    return str(op).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride"))
 
 
 def _known(module: GraphModule) -> AbstractSet[Any]:

@@ -24,14 +24,7 @@ from tpu_compile.op_digests import op_digests
 from tpu_compile.rng import Derived, Draws, Words
 from tpu_compile.sharding_constraints import constrain
 from tpu_compile.sizes import Sizes
-from tpu_core.extend import (
-    BodyChecks,
-    avals,
-    fold_in,
-    hide_lines_of,
-    register,
-    register_checked_op,
-)
+from tpu_core.extend import BodyChecks, GraphEvaluator, RandomKey, hide_lines_of, register
 
 Tensor = torch.Tensor
 
@@ -53,7 +46,7 @@ def define() -> None:
     _libraries.append(library)
     register(_FORWARD, _forward, identity=_identity)
     register(_BACKWARD, _backward, identity=_identity)
-    register_checked_op(_FORWARD)
+    BodyChecks.declare(_FORWARD)
 
 
 def loops_of(module: GraphModule) -> list[tuple[Layer, int]]:
@@ -183,7 +176,7 @@ class _Loop:
         """Results of one of the layer's graphs."""
         draws: Draws = Words(())
         if self._key is not None:
-            draws = Derived(fold_in(self._key.astype(np.uint32), round_))
+            draws = Derived(RandomKey.fold_in(self._key.astype(np.uint32), round_))
         return call(graph, arguments, Sizes({}), draws, self._layer.annotations.label)
 
 
@@ -248,7 +241,7 @@ def _backward(
         grads = [constrain(found[k], specs[k - 1] if specs else None) for k in each]
         return (before, totals), grads
 
-    zeros = [jnp.zeros(a.shape, a.dtype) for a in avals(program.gradients(summed), int)]
+    zeros = [jnp.zeros(a.shape, a.dtype) for a in GraphEvaluator.avals(program.gradients(summed))]
     items = loop.rounds, loop.stacked(own), made
     (gradient, totals), grads = lax.scan(step, (grad, zeros), items, reverse=True)
     joined = (

@@ -206,7 +206,7 @@ def _trace(
 
     from tpu_compile import layer_ops, layers
     from tpu_compile.graphs import decompositions
-    from tpu_core.extend import target
+    from tpu_core.extend import Target
 
     layer_ops.define()
     own = len(call.names)
@@ -232,7 +232,7 @@ def _trace(
         buffers=buffers,
         differentiable=differentiable,
         remat=remat,
-        on_tpu=target().platform == "tpu",
+        on_tpu=Target.current().platform == "tpu",
     )
 
 

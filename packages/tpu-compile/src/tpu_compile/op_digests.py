@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from tpu_compile.fx_utils import lowering_of, subgraphs
 from tpu_compile.sizes import SYMBOLIC, Sizes
-from tpu_core.extend import avals
+from tpu_core.extend import GraphEvaluator
 
 
 def op_digests(module: GraphModule, sizes: Sizes) -> Iterator[str]:
@@ -30,7 +30,11 @@ def op_digests(module: GraphModule, sizes: Sizes) -> Iterator[str]:
         value = node.meta.get("val")
         if isinstance(value, (bool, int, float, *SYMBOLIC)):
             return size(value)
-        return avals(value, size) if isinstance(value, (torch.Tensor, list, tuple)) else value
+        return (
+            GraphEvaluator.avals(value, size)
+            if isinstance(value, (torch.Tensor, list, tuple))
+            else value
+        )
 
     for node in module.graph.nodes:
         entry = lowering_of(node.target) if node.op == "call_function" else None

@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_compile.fx_utils import lowering_of, subgraphs
-from tpu_core.extend import derive_key, draw_seeds, fold_in
+from tpu_core.extend import RandomKey
 
 _MASK = 0xFFFFFFFF
 
@@ -50,7 +50,8 @@ class Words:
 
     def key(self, _: Node) -> jax.Array:
         """The key of the next four words."""
-        return derive_key(*(jnp.asarray(next(self._words)).astype(jnp.uint32) for _ in range(4)))
+        words = (jnp.asarray(next(self._words)).astype(jnp.uint32) for _ in range(4))
+        return RandomKey.derive(*words)
 
 
 class Derived:
@@ -66,7 +67,7 @@ class Derived:
     def key(self, node: Node) -> jax.Array:
         """An independent key for each number, or for each call where nodes have none."""
         self._count += 1
-        return fold_in(self._key, node.meta.get(NUMBER, self._count - 1))
+        return RandomKey.fold_in(self._key, node.meta.get(NUMBER, self._count - 1))
 
 
 def is_random(node: Node) -> bool:
@@ -123,7 +124,7 @@ class Seeds:
         found: list[tuple[int, ...]] = []
         for given in self._given:
             if given is None:
-                ((seed, offset),) = draw_seeds(device.index, 1)
+                ((seed, offset),) = RandomKey.seeds(device.index, 1)
             else:
                 seed, offset = arguments[given].view(torch.int64).tolist()
             found.append((seed & _MASK, seed >> 32 & _MASK, offset & _MASK, offset >> 32 & _MASK))

@@ -32,10 +32,10 @@ class HostCopies:
             host: Is converted to, where its dtype is another one.
             device: Index of the array's device.
         """
+        from tpu_core.errors import map_xla_error
         from tpu_core.metrics import METRICS
         from tpu_core.pjrt import client as pjrt
         from tpu_core.pjrt import padded_array as arrays
-        from tpu_core.xla_status import map_xla_error
 
         # The caller's call has counted the write already, as autograd sees it.
         memory = host.data

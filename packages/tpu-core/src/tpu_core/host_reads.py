@@ -8,13 +8,13 @@ import torch
 
 from tpu_core import _C
 from tpu_core.config import config
+from tpu_core.errors import map_xla_error
 from tpu_core.host_syncs import AS_WRITTEN as _AS_WRITTEN
 from tpu_core.host_syncs import SYNCS
 from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import padded_array as arrays
-from tpu_core.xla_status import map_xla_error
 
 
 def to_host(array: Any, reason: str) -> torch.Tensor:

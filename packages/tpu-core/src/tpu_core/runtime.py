@@ -311,6 +311,13 @@ def package_folders() -> tuple[str, ...]:
 def runtime() -> Runtime:
     """The running device, started if need be.
 
+    Returns:
+        An object with ``builder``, whose ``provider(type)`` is the provider of a `Mode`, and
+        ``client``, which has ``platform``; ``devices``, the JAX devices of ``tpu:0``, ``tpu:1`` and
+        so on; ``members()``, the device of each process of a `World`; ``put(array, device)``, a
+        numpy array on a device; ``exact(array, device)``, an argument of a program without padding;
+        and ``has_fault(name)``.
+
     Example:
         >>> runtime().client.platform.name
         'cpu'

@@ -51,7 +51,7 @@ def _queued() -> list[Any]:
 
 def _wait_for(array: Any, device: int) -> None:
     """Wait for a result, and where its memory was donated meanwhile, for what it was donated to."""
-    from tpu_core.xla_status import map_xla_error
+    from tpu_core.errors import map_xla_error
 
     while array is not None:
         try:

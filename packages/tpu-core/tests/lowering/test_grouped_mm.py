@@ -9,7 +9,7 @@ import torch
 from tpu_core import lowering
 from tpu_core.lowering import grouped_mm as lowerings
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
-from tpu_core.lowering.implementations import Target, lowering_for
+from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.registry import REGISTRY
 
 lowering.load()
@@ -111,7 +111,7 @@ def program(dtype: str, rows: int) -> str:
         jax.ShapeDtypeStruct(shape, kind)
         for shape, kind in (((rows, 256), dtype), ((4, 256, 128), dtype), ((4,), "int32"))
     ]
-    with jax.enable_x64(True), lowering_for(Target("tpu")):
+    with jax.enable_x64(True), Target("tpu").applied():
         traced = jax.jit(lowerings.grouped_mm).trace(*avals)
         text: str = traced.lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
     return text

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpu_core.extend import PeerRefusedError, connect_peer, ring_all_reduce
+from tpu_core.extend import PeerHandshake, ring_all_reduce
 from tpu_distributed import addresses, job_secret
 from tpu_distributed.peer_acceptor import PeerAcceptor
 
@@ -247,8 +247,9 @@ class Connections:
         store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
         host, port, name = store.get(key).decode().split()
         try:
-            return connect_peer((host, int(port)), secret, f"{name} from {self._rank}", deadline)
-        except PeerRefusedError as error:
+            peer = PeerHandshake(secret)
+            return peer.connect((host, int(port)), f"{name} from {self._rank}", deadline)
+        except PeerHandshake.RefusedError as error:
             raise ConnectionRefusedError(
                 f"rank {rank} at {host}:{port} does not take this process for one of the job "
                 f"({error}); {job_secret.VARIABLE} must be the same for all"

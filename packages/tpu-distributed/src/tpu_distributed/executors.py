@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tpu_core.extend import Loaded, address, put
+from tpu_core.extend import Loaded, runtime
 from tpu_distributed.connections import Reduced
 from tpu_distributed.flight_records.recorder import Record
 from tpu_distributed.reductions import Reduction
@@ -124,18 +124,18 @@ class HostExecutor:
         """Reduce it, and return when that is done."""
         if self._is_payload:
             result = self._reduction.of_rows(payloads)
-            return [put(result, self._device)]
+            return [runtime().client.put(result, self._device)]
         (array,) = arrays
         if takes and self._take is not None:
             # The program waits for those that still read the memory.
             (array,) = self._take.execute([array]).consume_with_handlers(self._take.handlers)
-            place = address(array)
+            place = _address(array)
             self._control.all_reduce(record, self._reduced(place, place))
             return [array]
         out = np.empty(array.shape, array.dtype)
-        addresses = address(array), out.__array_interface__["data"][0]
+        addresses = _address(array), out.__array_interface__["data"][0]
         self._control.all_reduce(record, self._reduced(*addresses))
-        return [put(out, self._device)]
+        return [runtime().client.put(out, self._device)]
 
     def _reduced(self, source: int, out: int) -> Reduced:
         name = self._reduction.on_host
@@ -143,3 +143,8 @@ class HostExecutor:
         divisor = self._control.size if self._reduction.name == "AVG" else 1
         factor = self._reduction.factor
         return Reduced(source, out, self._elements, self._dtype, name, factor, divisor)
+
+
+def _address(array: Any) -> int:
+    """Address of a CPU device's array in memory; waits for it."""
+    return int(array.block_until_ready().unsafe_buffer_pointer())

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_core.extend import PeerListener, listen_for_peers
+from tpu_core.extend import PeerHandshake
 
 logger = logging.getLogger("tpu_distributed")
 _TURN_SECONDS = 0.2
@@ -31,9 +31,8 @@ class PeerAcceptor:
         self._is_open = True
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
-        self._listener = PeerListener(
-            listen_for_peers(host),
-            secret,
+        self._listener = PeerHandshake(secret).listen(
+            host,
             expected.__contains__,
             self._admit,
             lambda line: logger.warning("%s", line),

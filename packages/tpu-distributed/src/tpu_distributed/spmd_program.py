@@ -14,16 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_core.extend import (
-    Loaded,
-    Node,
-    Program,
-    Segment,
-    exact_array,
-    obtain_segment,
-    put,
-    runtime,
-)
+from tpu_core.extend import Loaded, Node, Program, Segment, obtain_program, runtime
 from tpu_distributed import spmd_region
 from tpu_distributed.dispatcher import SENDER
 from tpu_distributed.flight_records.recorder import RECORDER, Record
@@ -82,7 +73,7 @@ class Together:
         self._device = runtime().client.devices[segment.device]
         constants = repr(segment.constants())
         self._fingerprints = fingerprint_of(segment.text()) | 1, fingerprint_of(constants)
-        self._loaded: Loaded = obtain_segment(
+        self._loaded: Loaded = obtain_program(
             runtime(),
             group_of(nodes[0]).devices,
             f"a program with {len(nodes)} collectives",
@@ -95,7 +86,8 @@ class Together:
         Returns:
             Its results; None where the ranks differ: `program_of` then has another answer.
         """
-        given = [exact_array(a, self._device) for a in arrays]
+        client = runtime().client
+        given = [client.exact(a, self._device) for a in arrays]
         control = group_of(self._nodes[0]).control
         # Nobody else may call a collective of the group till it is known how many this is.
         with control.order:
@@ -144,7 +136,7 @@ def described(segment: Segment) -> list[str]:
 
 
 def program_of(segment: Segment) -> Program | None:
-    """Program of a segment for `tpu_core.extend.register_spanning`."""
+    """Program of a segment for `tpu_core.extend.record_op`."""
     nodes = [node for node in segment.nodes if node.name == NAME]
     agreement = _agreements.pop(segment.key, Agreement.ALL)
     if agreement is Agreement.NOTHING:
@@ -174,8 +166,9 @@ def _alone(segment: Segment, arrays: Sequence[Any]) -> list[Any]:
     """Carry one collective out, as outside of a region."""
     (node,) = segment.nodes
     control, recorded = group_of(node).control, recorded_of(node)
-    device = runtime().client.devices[segment.device]
-    given = {slot: exact_array(a, device) for slot, a in zip(segment.inputs(), arrays)}
+    client = runtime().client
+    device = client.devices[segment.device]
+    given = {slot: client.exact(a, device) for slot, a in zip(segment.inputs(), arrays)}
     taken = [i for i in segment.donated if node.operands.count(i) == 1]
     operands = [_Held(given[i], i in taken) for i in node.operands]
     with control.order:
@@ -184,6 +177,6 @@ def _alone(segment: Segment, arrays: Sequence[Any]) -> list[Any]:
         work = Collective((), record, control, recorded.executor(), operands, (), True, None)
         SENDER.put(work, waits=True)
     work.wait(None)
-    results = [*work.arrays, put(np.zeros((), np.uint8), device)]
+    results = [*work.arrays, client.put(np.zeros((), np.uint8), device)]
     by_slot = dict(zip(node.outputs, results, strict=True))
     return [by_slot[i] for i in segment.live]

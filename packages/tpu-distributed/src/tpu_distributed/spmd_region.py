@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tpu_core.extend import defer_events, flush
+from tpu_core.extend import flush, on_synchronize
 
 if TYPE_CHECKING:
     from tpu_distributed.group import Group
@@ -84,7 +84,7 @@ def _is_inside() -> bool:
 
 
 # DistributedDataParallel records one for each bucket.
-defer_events(_is_inside)
+on_synchronize(defers_events=_is_inside)
 
 
 def differed() -> None:

@@ -45,9 +45,9 @@ def order_of(devices: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:
         )
     ranks = torch.arange(len(devices), device="cpu")
     if all(getattr(device, "coords", None) is not None for device in devices):
-        from tpu_core.extend import ordered_mesh  # jax's meshes take long to import
+        from tpu_core.extend import LibtpuTopology  # jax's meshes take long to import
 
         rank = {device.id: i for i, device in enumerate(devices)}
-        placed: list[Any] = ordered_mesh(devices, tuple(sizes)).ravel().tolist()
+        placed: list[Any] = LibtpuTopology.ordered(devices, tuple(sizes)).ravel().tolist()
         ranks = torch.tensor([rank[device.id] for device in placed], device="cpu")
     return ranks.reshape(tuple(sizes))

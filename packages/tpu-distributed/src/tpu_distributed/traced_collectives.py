@@ -15,16 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from tpu_core.extend import (
-    DeviceValue,
-    Node,
-    flush,
-    inlined,
-    record_op,
-    register,
-    register_spanning,
-    to_numpy_dtype,
-)
+from tpu_core.extend import DeviceValue, Node, flush, inlined, record_op, register, to_numpy_dtype
 from tpu_distributed.executors import CollectiveExecutor
 from tpu_distributed.rendezvous import CollectiveCall
 
@@ -181,8 +172,9 @@ def _define() -> None:
     library.impl("collective", _meta, "Meta")
     _libraries.append(library)
     register(NAME, _lower)
-    register_spanning(NAME, spmd_program.program_of)
-    record_op("tpu_distributed::collective", is_differentiable=False)
+    record_op(
+        "tpu_distributed::collective", is_differentiable=False, spanning=spmd_program.program_of
+    )
 
 
 _libraries: list[torch.library.Library] = []  # an op ends with its library

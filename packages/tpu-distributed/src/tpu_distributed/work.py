@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from tpu_core.extend import map_xla_error, profile_work
+from tpu_core.errors import map_xla_error
+from tpu_core.extend import profile_work
 from tpu_distributed.dispatcher import SENDER
 from tpu_distributed.executors import CollectiveExecutor
 from tpu_distributed.flight_records.recorder import RECORDER, Record

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpu_core.extend import World, join_world
+from tpu_core.extend import World
 from tpu_distributed import addresses, job_secret
 from tpu_distributed.launch import environment
 
@@ -36,8 +36,7 @@ def enter(store: Any, rank: int, size: int, timeout: float) -> None:
         port = World.start_coordinator(name, size, listening, secret)
         store.set(key, f"{name} {addresses.reached_at(listening)} {port}")
     name, host, text = store.get(key).decode().split()
-    world, address = World(name, rank, size), (host, int(text))
-    join_world(world, address, secret, listening, timeout)
+    World(name, rank, size).join((host, int(text)), secret, listening, timeout)
 
 
 def _is_current(store: Any, rank: int, size: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tpu_core.config import config
-from tpu_core.extend import Mode, check_finite
+from tpu_core.extend import ExecutedOp, Mode
 from tpu_eager.indices import check_indices
 
 
@@ -27,7 +27,7 @@ def inspect(segment: Any, inputs: list[Any], outputs: list[Any]) -> None:
     """
     check_indices(segment, inputs)
     if config().debug_nans:
-        check_finite(segment, inputs, outputs)
+        ExecutedOp(segment, inputs).check_finite(outputs)
 
 
 DEBUG = Mode("debug", max_ops=1, wait=True, inspect=inspect)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tpu_core.extend import call_of_last
+from tpu_core.extend import ExecutedOp
 
 Arguments = dict[str, Any]
 # The index tensors of a call, each with the number of elements it selects from.
@@ -79,7 +79,7 @@ def check_indices(segment: Any, inputs: list[Any]) -> None:
     bounds = _BOUNDS.get(node.name.split(".")[1].rstrip("_") if node.plan else "")
     if bounds is None:
         return
-    call = call_of_last(segment, inputs)
+    call = ExecutedOp(segment, inputs).call()
     if call is None or not any(_suspicious(i, size) for i, size in bounds(call.arguments)):
         return
     try:

@@ -17,12 +17,11 @@ from torch.utils import _pytree as pytree
 
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.extend import (
+    GraphEvaluator,
     copy_to_jax,
     decompositions,
     find_lowering,
     load_lowerings,
-    overload_name,
-    run_graph,
     to_torch_dtype,
 )
 
@@ -69,7 +68,7 @@ def to_jax_function(module: nn.Module) -> tuple[Callable[..., Any], dict[str, ja
                 f"{type(module).__name__} draws random numbers: call fn(params, ..., "
                 "key=jax.random.key(0)), or put it in eval mode before its first call."
             )
-        results = run_graph(graph, arrays, None if key is None else _words(key))
+        results = GraphEvaluator.run(graph, arrays, None if key is None else _words(key))
         return jax.tree_util.tree_unflatten(result, results)
 
     return fn, {name: copy_to_jax(t) for name, t in state.items()}
@@ -117,7 +116,7 @@ def _trace(
         node.target = op = _without_view(node.target)
         if find_lowering(op) is None:
             raise UnsupportedOpError(
-                f"{type(module).__name__} calls {overload_name(op)}, which has no lowering to JAX.",
+                f"{type(module).__name__} calls {op}, which has no lowering to JAX.",
                 remedy="Write this part of the module with other ops, or leave it out.",
             )
     return graph, structure[0]
@@ -127,7 +126,7 @@ def _without_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """The copying form of a view that a decomposition has left."""
     if not op.is_view:
         return op
-    namespace, packet, overload = overload_name(op).split(".")
+    namespace, packet, overload = str(op).split(".")
     copying = getattr(getattr(torch.ops, namespace), f"{packet}_copy", None)
     return getattr(copying, overload, op)
 

@@ -11,7 +11,7 @@ import jax
 from jax import lax
 from jax.experimental import pallas as pl
 
-from tpu_core.extend import resolve_platform
+from tpu_core.extend import Platform
 from tpu_kernels import decorator
 from tpu_kernels.signature import parameter_names
 
@@ -26,7 +26,7 @@ def interpret() -> bool:
     Example:
         >>> pl.pallas_call(kernel, out_shape=shape, interpret=tpu_kernels.interpret())
     """
-    platform = resolve_platform().name
+    platform = Platform.resolve().name
     if platform != "tpu":
         _say(platform)
     return platform != "tpu"

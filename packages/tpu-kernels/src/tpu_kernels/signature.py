@@ -14,7 +14,7 @@ from typing import Any, Literal, Union
 import jax
 import numpy as np
 
-from tpu_core.extend import DROPPED_ARGUMENTS
+from tpu_core.extend import Lowering
 
 Kind = Literal["array", "optional", "tree", "static", "object"]
 
@@ -89,7 +89,7 @@ def signature_of(name: str, fn: Callable[..., Any], static: Sequence[str]) -> Si
             raise TypeError(
                 f"{name}: **{p.name} has no counterpart in a schema. Name the arguments."
             )
-        if p.name in DROPPED_ARGUMENTS:
+        if p.name in Lowering.DROPPED_ARGUMENTS:
             raise TypeError(
                 f"{name}: '{p.name}' is an argument that PyTorch keeps for itself in schemas. Give "
                 "the parameter another name."

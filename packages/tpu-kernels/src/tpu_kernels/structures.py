@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from tpu_core.extend import list_caller, op_caller
+from tpu_core.extend import op_caller
 from tpu_kernels.arguments import TENSORS
 from tpu_kernels.binding import Binding
 from tpu_kernels.pytree_code import Code, MismatchError, mismatch_if
@@ -143,8 +143,7 @@ class StructuredCalls:
             results = self._op(tensors, *others)
             return [results] if isinstance(results, torch.Tensor) else results
 
-        caller: Callable[..., Any] = list_caller(self._name, others, general)
-        return caller
+        return op_caller(self._name, general, others)
 
     def _checked(self, *values: Any) -> Any:
         """Call the op with what is not plain tensors: subclasses of them, or a mistake."""

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core import extend
 from tpu_core.errors import JaxFunctionError, TpuError
-from tpu_core.extend import JaxSettings, chip_named, resolve_platform, target, traced_for
+from tpu_core.extend import AbstractChip, JaxSettings, Platform, Target
 from tpu_kernels.digest import digest
 
 _WIDE_FLOATS = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -63,10 +63,13 @@ _USUAL = JaxSettings()
 
 def absent_chip() -> str | None:
     """Generation of the TPU that is traced for, where it is none that is attached."""
-    if resolve_platform().name == "tpu":
+    if Platform.resolve().name == "tpu":
         return None
-    where = target()
-    return where.kind if where.platform == "tpu" else traced_for()
+    where = Target.current()
+    if where.platform == "tpu":
+        return where.kind
+    traced = AbstractChip.traced()
+    return None if traced is None else traced.kind
 
 
 def trace(
@@ -95,7 +98,7 @@ def trace(
     arguments = [narrow(a, wide) for a in avals]
     # A function that uses PyTorch itself, as one of Helion does, shall not see the fake tensors of
     # who asks for the shapes.
-    named = nullcontext() if chip is None else chip_named(chip)
+    named = nullcontext() if chip is None else AbstractChip(chip).attached()
     settings = settings._replace(enable_x64=wide)
     with settings.applied(), _disable_current_modes(), named:
         try:

@@ -162,7 +162,7 @@ def _prepare(
     from tpu_compile.aot.layers import capture_scanned
     from tpu_compile.aot.lower import lower
     from tpu_compile.aot.process import compile_program
-    from tpu_core.extend import load_lowerings, runtime, tracing_for
+    from tpu_core.extend import AbstractChip, load_lowerings, runtime
 
     runtime()  # jax must not look for platforms of its own
     load_lowerings()
@@ -184,7 +184,7 @@ def _prepare(
         seconds[name] = time.perf_counter() - began
 
     # A JAX function may ask for the chip while it is traced.
-    with stage("tracing"), tracing_for(topology.chip.kind):
+    with stage("tracing"), AbstractChip(topology.chip.kind).tracing():
         captured, runs, notes = capture_scanned(job, scan, remat)
     with stage("lowering"):
         program, kernels = lower(captured, mesh, topology.chip.kind)

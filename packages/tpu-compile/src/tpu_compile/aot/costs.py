@@ -16,7 +16,7 @@ import numpy as np
 
 from tpu_compile.aot.chips import Chip
 from tpu_compile.aot.hlo import Instruction, Module, Shape
-from tpu_core.extend import KERNEL_SCOPE
+from tpu_core.extend import KernelCost
 
 # What takes no memory traffic of its own.
 _FREE = {
@@ -164,8 +164,8 @@ def _kernel(instruction: Instruction) -> tuple[float, int] | None:
     """Operations of a kernel's products and their passes, where it tells them."""
     if instruction.opcode != "custom-call" or _KERNEL not in instruction.rest:
         return None  # such as the promise that a gather's indices are in range
-    found = KERNEL_SCOPE.search(instruction.rest)
-    return (float(found[1]), int(found[2])) if found else None
+    found = KernelCost.find(instruction.rest)
+    return (float(found.products), found.passes) if found else None
 
 
 def _with_fusions(module: Module) -> dict[str, int]:

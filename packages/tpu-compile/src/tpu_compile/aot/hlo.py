@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tpu_core.extend import KERNEL_SCOPE
+from tpu_core.extend import KernelCost
 
 _BITS = {
     **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16},
@@ -82,7 +82,7 @@ class Instruction:
     def op_name(self) -> str:
         """The scopes that it was lowered in, without those of jax."""
         found = _OP_NAME.search(self.rest)
-        scopes = KERNEL_SCOPE.sub("", found[1]) if found else ""
+        scopes = KernelCost.without(found[1]) if found else ""
         return re.sub(r"jit\(\w*\)/|while/|body/|closed_call/", "", scopes)
 
     @property

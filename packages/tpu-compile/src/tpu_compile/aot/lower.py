@@ -17,15 +17,14 @@ from tpu_compile.aot.plan import KernelUse
 from tpu_compile.aot.sharding import Spec
 from tpu_compile.fx_utils import lowering_of
 from tpu_compile.sharding_constraints import over
+from tpu_core.errors import KernelCompilationError
 from tpu_core.extend import (
+    AbstractChip,
+    GraphEvaluator,
     KernelSelection,
+    LibtpuTopology,
     OperandSharding,
     Target,
-    abstract_mesh,
-    located_bytes,
-    lowering_for,
-    raising_kernel_errors,
-    run_graph,
     to_numpy_dtype,
 )
 
@@ -41,7 +40,7 @@ def lower(
         kind: Generation of the chips, ``"TPU v5e"``.
     """
     # Kernels ask jax which chip they are for.
-    abstract = abstract_mesh(mesh, kind)
+    abstract = AbstractChip(kind).mesh(mesh)
 
     def sharding(spec: Spec) -> NamedSharding:
         return NamedSharding(abstract, PartitionSpec(*spec))
@@ -57,7 +56,9 @@ def lower(
 
     def main(*arrays: jax.Array) -> list[jax.Array]:
         given = [in_halves(a, leaf.spec) for a, leaf in zip(arrays, captured.inputs)]
-        return run_graph(captured.graph, given, arrays[-1], entry_of=lowering_of, scope=scope)
+        return GraphEvaluator.run(
+            captured.graph, given, arrays[-1], entry_of=lowering_of, scope=scope
+        )
 
     def lowered() -> tuple[Any, list[KernelSelection]]:
         function = jax.jit(functools.partial(main), keep_unused=True, out_shardings=results)
@@ -65,12 +66,12 @@ def lower(
             return function.trace(*avals).lower(lowering_platforms=("tpu",)), uses
 
     division = OperandSharding(abstract) if abstract.size > 1 else None
-    here = lowering_for(Target("tpu", abstract.size, kind, division))
-    with over(abstract), here, jax.enable_x64(True), raising_kernel_errors():
+    here = Target("tpu", abstract.size, kind, division).applied()
+    with over(abstract), here, jax.enable_x64(True), KernelCompilationError.raising():
         made, uses = lowered()
         if division is not None and division.is_needed:
             division.learn(made)
             made, uses = lowered()
     counted = Counter(uses)
     kernels = (KernelUse(u.kernel, u.implementation, n, u.why) for u, n in counted.items())
-    return located_bytes(made, captured.aliases), tuple(kernels)
+    return LibtpuTopology.module_bytes(made, captured.aliases), tuple(kernels)

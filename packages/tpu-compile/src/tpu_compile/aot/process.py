@@ -19,8 +19,13 @@ from pathlib import Path
 from tpu_compile.aot import worker
 from tpu_compile.aot.chips import Topology
 from tpu_core.config import config
-from tpu_core.errors import LibtpuMissingError, TopologyCompilationError, UnknownTopologyError
-from tpu_core.extend import TOPOLOGY_ENVIRONMENT, kernel_error_of, located_bytes
+from tpu_core.errors import (
+    KernelCompilationError,
+    LibtpuMissingError,
+    TopologyCompilationError,
+    UnknownTopologyError,
+)
+from tpu_core.extend import LibtpuTopology
 
 _LOG_LINES = 12
 
@@ -106,13 +111,13 @@ def _command(folder: Path) -> list[str]:
 
 def _topologies() -> str:
     """The file that holds the compiler's call; the worker runs it without its package."""
-    return inspect.getfile(located_bytes)
+    return inspect.getfile(LibtpuTopology)
 
 
 def _environment() -> dict[str, str]:
     # jax and libtpu are those of this process, wherever it found them.
     path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, **TOPOLOGY_ENVIRONMENT, "PYTHONPATH": path}
+    return {**os.environ, **LibtpuTopology.ENVIRONMENT, "PYTHONPATH": path}
 
 
 def _dump(folder: Path) -> None:
@@ -145,7 +150,7 @@ def _crash(code: int, log: str, topology: Topology) -> TopologyCompilationError:
 
 
 def _refusal(message: str, topology: Topology, seconds: float) -> Outcome:
-    of_a_kernel = kernel_error_of(message)
+    of_a_kernel = KernelCompilationError.of_libtpu(message)
     if of_a_kernel is not None:
         raise of_a_kernel
     if "RESOURCE_EXHAUSTED" in message:

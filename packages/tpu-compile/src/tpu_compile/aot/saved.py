@@ -41,7 +41,7 @@ class Saved:
             TpuNotAvailableError: There is no TPU here.
             VersionMismatchError: It was made by another libtpu.
         """
-        from tpu_core.extend import load_executable, runtime
+        from tpu_core.extend import LibtpuTopology, runtime
 
         client = runtime().client
         if client.platform.name != "tpu":
@@ -57,7 +57,7 @@ class Saved:
                 values={"made by": made, "installed": here},
                 remedy="Compile it again with tpu_compile.aot under the installed libtpu.",
             )
-        return load_executable(self.executable, client.devices, self.plan["mesh"])
+        return LibtpuTopology.load(self.executable, client.devices, self.plan["mesh"])
 
 
 def load(path: str | Path) -> Saved:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
 from tpu_compile.export import with_jax
 from tpu_compile.rng import as_scalars
 from tpu_core.errors import ExportError
-from tpu_core.extend import cast, draw_seeds, hide_lines_of, register, to_torch_dtype
+from tpu_core.extend import RandomKey, cast, hide_lines_of, register, to_torch_dtype
 
 _NAME = "tpu_compile.exported.default"
 # Programs by key, which is what is recorded; of those that are loaded.
@@ -91,7 +91,7 @@ class LoadedProgram:
         if not count:
             return []
         device = inputs[0].device if inputs else self._device
-        (seed, offset), *_ = draw_seeds(device.index, count)
+        (seed, offset), *_ = RandomKey.seeds(device.index, count)
         return as_scalars(n >> shift & 0xFFFFFFFF for n in (seed, offset) for shift in (0, 32))
 
 

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from tpu_compile.fx_utils import line_of, lowering_of
 from tpu_compile.graphs import decompositions
 from tpu_core.errors import ExportError
-from tpu_core.extend import GraphEvaluator, derive_key, find_lowering, load_lowerings
+from tpu_core.extend import GraphEvaluator, RandomKey, find_lowering, load_lowerings
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -194,7 +194,7 @@ class Draws:
         offset = self._offset + np.uint64(4 * self._count)  # the generator's step
         self._count += 1
         low, high = offset.astype(np.uint32), (offset >> np.uint64(32)).astype(np.uint32)
-        return derive_key(self._seed_low, self._seed_high, low, high)
+        return RandomKey.derive(self._seed_low, self._seed_high, low, high)
 
 
 def draws(module: GraphModule) -> int:

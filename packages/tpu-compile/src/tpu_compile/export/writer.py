@@ -19,7 +19,7 @@ from tpu_compile._version import __version__
 from tpu_compile.export.evaluation import as_function, decomposed, dimension, draws
 from tpu_compile.export.with_jax import BYTECODE, FORMAT, MANIFEST, TEXT, WEIGHTS
 from tpu_core.errors import ExportError
-from tpu_core.extend import Target, copy_to_jax, lowering_for, to_numpy_dtype
+from tpu_core.extend import Target, copy_to_jax, to_numpy_dtype
 
 
 def save(
@@ -67,7 +67,7 @@ def save(
             return whole(*constants, *arrays)
 
     # One program for all platforms has no kernel of one of them.
-    with lowering_for(Target("portable")), jax.enable_x64(True):
+    with Target("portable").applied(), jax.enable_x64(True):
         arguments = [_argument(d, scope) for d in given]
         lowered = jax.export.export(jax.jit(function), platforms=list(platforms))(*arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import warnings
@@ -15,10 +16,10 @@ from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.compiler.programs import require_compiling_allowed, source_versions
 from tpu_core.compiler.reasons import listing
 from tpu_core.compiler.segment import Segment, lower
+from tpu_core.errors import map_xla_error
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import distributed
-from tpu_core.xla_status import map_xla_error
 
 logger = logging.getLogger("tpu_core")
 
@@ -29,11 +30,8 @@ def obtain(
     runtime: Any,
     devices: Sequence[Any],
     name: str,
-    module: Callable[[], str | bytes],
-    outputs: Outputs,
-    what: str | None = None,
-    contents: Sequence[tuple[str, str]] | None = None,
-    cut: str = "collective",
+    module: Segment | Callable[[], str | bytes],
+    outputs: Outputs = (),
 ) -> pjrt.Loaded:
     """A program for some devices of the world: from the cache folder, else compiled.
 
@@ -41,11 +39,8 @@ def obtain(
         runtime: The running device; one of ``devices`` is its own.
         devices: JAX devices, of which device ``i`` is replica ``i`` of the program.
         name: Its name, with shapes and dtypes: ``"all_reduce sum float32[4]"``.
-        module: Gives its StableHLO.
-        outputs: Shape and dtype of each result.
-        what: A text that says what the module computes, where that is known without the module.
-        contents: (line, name) of each of its ops; one of the name unless given.
-        cut: Reason of its end.
+        module: Gives its StableHLO; or a segment that has collectives.
+        outputs: Shape and dtype of each result; those of the segment where it is one.
 
     Raises:
         CompilationError: XLA refused it.
@@ -55,6 +50,39 @@ def obtain(
         >>> outputs = [((4,), np.dtype(np.float32))]
         >>> loaded = obtain_program(runtime(), [device], "negate f32[4]", lambda: text, outputs)
         >>> (y,) = loaded.execute([x]).consume_with_handlers(loaded.handlers)
+        >>> obtain_program(runtime(), devices, "a program with 2 collectives", segment)
+    """
+    if isinstance(module, Segment):
+        return _obtain(
+            runtime,
+            devices,
+            name,
+            functools.partial(lower, module),
+            module.outputs(),
+            what=f"{module.text()} {module.constants()!r}",
+            contents=listing(module),
+            cut=module.cut,
+        )
+    return _obtain(runtime, devices, name, module, outputs)
+
+
+def _obtain(
+    runtime: Any,
+    devices: Sequence[Any],
+    name: str,
+    module: Callable[[], str | bytes],
+    outputs: Outputs,
+    what: str | None = None,
+    contents: Sequence[tuple[str, str]] | None = None,
+    cut: str = "collective",
+) -> pjrt.Loaded:
+    """As `obtain`.
+
+    Args:
+        runtime, devices, name, module, outputs: As of `obtain`.
+        what: A text that says what the module computes, where that is known without the module.
+        contents: (line, name) of each of its ops; one of the name unless given.
+        cut: Reason of its end.
     """
     client, store = runtime.client, runtime.store
     started = time.perf_counter()
@@ -94,28 +122,6 @@ def obtain(
         )
     )
     return loaded
-
-
-def obtain_segment(runtime: Any, devices: Sequence[Any], name: str, s: Segment) -> pjrt.Loaded:
-    """As `obtain`, the program of a segment that has collectives.
-
-    Args:
-        runtime, devices, name: As of `obtain`.
-        s: The segment.
-
-    Example:
-        >>> loaded = obtain_segment(runtime(), devices, "a program with 2 collectives", segment)
-    """
-    return obtain(
-        runtime,
-        devices,
-        name,
-        lambda: lower(s),
-        s.outputs(),
-        what=f"{s.text()} {s.constants()!r}",
-        contents=listing(s),
-        cut=s.cut,
-    )
 
 
 def _load(store: Any, key: str, devices: Sequence[Any], client: pjrt.Client) -> Any:

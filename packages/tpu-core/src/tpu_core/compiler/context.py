@@ -28,13 +28,13 @@ from tpu_core.compiler.programs import (
 from tpu_core.compiler.providers import ProgramProvider, ProgramRequest
 from tpu_core.compiler.reasons import Reason, Reasons, listing
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.errors import map_xla_error
 from tpu_core.interruptible import InterruptibleCalls
 from tpu_core.logs import warn_at
 from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.host_memory import give_back_free_memory
-from tpu_core.xla_status import map_xla_error
 
 logger = logging.getLogger("tpu_core")
 

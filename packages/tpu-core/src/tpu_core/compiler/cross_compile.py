@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.errors import ConfigurationError
-from tpu_core.lowering.implementations import Target, lowering_for
-from tpu_core.pjrt.chips import tracing_for
+from tpu_core.lowering.implementations import Target
+from tpu_core.pjrt.chips import AbstractChip
 from tpu_core.pjrt.client import version_of
 
 GROUP = "tpu_core.topology_compilers"
@@ -104,7 +104,7 @@ class CrossCompiler:
             self._added.add(key)
         chip = self.compiler.kind
         try:
-            with lowering_for(Target("tpu", kind=chip)), tracing_for(chip):
+            with Target("tpu", kind=chip).applied(), AbstractChip(chip).tracing():
                 module = lower()
         except Exception as error:
             self.failed.append(error)

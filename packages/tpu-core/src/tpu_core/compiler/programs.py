@@ -15,8 +15,7 @@ import torch
 from tpu_core import _C
 from tpu_core.cache.sources import package_digest
 from tpu_core.compiler.segment import Segment
-from tpu_core.errors import RecompilationError, TpuError
-from tpu_core.xla_status import map_xla_error
+from tpu_core.errors import RecompilationError, TpuError, map_xla_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core.compiler import host_windows as windows
 from tpu_core.compiler.segment import Node, Segment
-from tpu_core.lowering import kernel_errors
+from tpu_core.errors import KernelCompilationError
 from tpu_core.lowering.dtypes import TO_TORCH
 from tpu_core.lowering.evaluate import to_jax, to_torch
 from tpu_core.pjrt import jax_settings
@@ -193,7 +193,7 @@ def _written(
 def _by_lowering(
     plan: NodePlan, operands: Sequence[Value], numbers: Sequence[float | int]
 ) -> list[Value | None]:
-    with jax_settings.lowering(), kernel_errors.raising_kernel_errors():
+    with jax_settings.lowering(), KernelCompilationError.raising():
         results = plan.lower([to_jax(o) for o in operands], iter(numbers))
     return [None if r is None else to_torch(r) for r in results]
 

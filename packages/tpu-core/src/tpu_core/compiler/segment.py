@@ -17,11 +17,15 @@ from tpu_core import gc_control
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.fusion_depth import FusionDepths
 from tpu_core.compiler.recomputation import Barriers
-from tpu_core.errors import CompilationError, KernelRuleError, TpuError
-from tpu_core.lowering import implementations, kernel_errors
+from tpu_core.errors import (
+    CompilationError,
+    KernelCompilationError,
+    KernelRuleError,
+    TpuError,
+)
+from tpu_core.lowering import implementations
 from tpu_core.lowering.dtypes import dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.implementations import KernelSelection
-from tpu_core.metrics import METRICS, KernelChoice
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.plan import NodePlan
@@ -51,6 +55,7 @@ class Node:
 
     @property
     def name(self) -> str:
+        """Name of the functional overload."""
         return self.plan.op if self.plan else "uninitialised memory"
 
 
@@ -203,7 +208,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 failed.node = i
                 raise failed from error
             for use in uses:
-                METRICS.kernel(KernelChoice(use.kernel, use.implementation, use.why, node.line))
+                use.report(node.line)
             for slot, value in zip(node.outputs, results):
                 if slot is not None:
                     expected = segment.slots[slot]
@@ -254,7 +259,7 @@ def _numbers(segment: Segment, packed: dict[int, jax.Array]) -> list[Callable[[]
 def lower(segment: Segment) -> bytes:
     """StableHLO bytecode of the segment."""
     run, avals = as_function(segment)
-    with gc_control.paused(), jax_settings.lowering(), kernel_errors.raising_kernel_errors():
+    with gc_control.paused(), jax_settings.lowering(), KernelCompilationError.raising():
         lowered = implementations.lower_for_target(run, *avals)
     return pjrt.module_bytes(lowered, aliases(segment))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tpu_core.compiler.providers import Part, ProgramProvider, ProgramRequest
 
@@ -11,17 +12,12 @@ if TYPE_CHECKING:
     from tpu_core.compiler.segment import Segment
 
 
-class Spanning(Protocol):
-    """Makes programs of such segments."""
+Spanning = Callable[["Segment"], "Program | None"]
+"""Makes programs of such segments.
 
-    def __call__(self, segment: Segment) -> Program | None:
-        """A program; its ``handlers`` are None.
-
-        Returns:
-            None where the segment is to run op by op. A program that gives None
-            has this called again.
-        """
-
+A program's ``handlers`` are None. None is for a segment that is to run op by op; where a program
+gives None, this is called again.
+"""
 
 # By name of the overload that is a collective.
 SPANNING: dict[str, Spanning] = {}
@@ -33,9 +29,6 @@ def register_spanning(op: str, make: Spanning) -> None:
     Args:
         op: The overload, ``"tpu_distributed.collective.default"``.
         make: Called with each new segment that has the op.
-
-    Example:
-        >>> register_spanning("mylib.exchange.default", lambda segment: None)  # always op by op
     """
     SPANNING[op] = make
 

@@ -1,8 +1,8 @@
-"""Settings of `torch.tpu`: the eager mode, the precision of float32 products, kernels."""
+"""Settings of `torch.tpu`: the eager mode, the precision of float32 products."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 # at::Float32MatmulPrecision, which is part of the signature of every product.
@@ -82,31 +82,3 @@ def precision(name: str) -> Iterator[None]:
             yield
         finally:
             _C.set_thread_precision(-1 if before is None else _CODES.get(before, -1))
-
-
-@contextmanager
-def implementations(chosen: Mapping[str, str]) -> Iterator[None]:
-    """Have kernels computed by named implementations in a block; ``tpu_kernels.using`` is its face.
-
-    It holds for the process, as `torch.nn.attention.sdpa_kernel` does: a backward pass runs on
-    threads of its own.
-
-    Args:
-        chosen: Implementation by name of the kernel; others stay as they are around the block.
-
-    Example:
-        >>> with using_implementations({"attention": "plain"}):
-        ...     loss = step(batch)
-    """
-    from tpu_core import _C
-    from tpu_core.lowering import implementations as lowering_implementations
-
-    merged = {**dict(lowering_implementations.choices()), **chosen}
-    after = tuple(sorted(merged.items()))
-    before = lowering_implementations.choose_for_process(after)
-    _C.set_implementations(lowering_implementations.digest(after))
-    try:
-        yield
-    finally:
-        lowering_implementations.choose_for_process(before)
-        _C.set_implementations(lowering_implementations.digest(before))

@@ -2,7 +2,7 @@
 
 A message says what happened, the values involved, the user's line where one is known, what to do
 next, and where the docs page is. `tpu_core.errors.page` writes ``docs/reference/errors.md`` from
-the classes; `tpu_core.xla_status.map_xla_error` turns XLA's status text into these classes.
+the classes; `map_xla_error` turns XLA's status text into these classes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tpu_core.errors.distributed import ProcessGroupError as ProcessGroupError
 from tpu_core.errors.distributed import SpmdMismatchWarning as SpmdMismatchWarning
 from tpu_core.errors.export import ExportError as ExportError
 from tpu_core.errors.graphs import GraphCaptureError as GraphCaptureError
+from tpu_core.errors.graphs import NotPaddableError as NotPaddableError
 from tpu_core.errors.kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors.kernels import KernelCompilationError as KernelCompilationError
 from tpu_core.errors.kernels import KernelRuleError as KernelRuleError
@@ -37,6 +38,7 @@ from tpu_core.errors.processes import ProcessSharingError as ProcessSharingError
 from tpu_core.errors.recompilation import BackgroundCompileWarning as BackgroundCompileWarning
 from tpu_core.errors.recompilation import RecompilationError as RecompilationError
 from tpu_core.errors.recompilation import RecompileLimitWarning as RecompileLimitWarning
+from tpu_core.errors.xla_status import map_xla_error as map_xla_error
 
 
 class TpuNotAvailableError(TpuError):

@@ -32,3 +32,16 @@ class GraphCaptureError(TpuError):
         "Make tensors before the capture, fill them with copy_() between replays, and read "
         "results after replay()."
     )
+
+
+class NotPaddableError(Exception):
+    """A segment cannot run on padded arrays; the text says why.
+
+    Attributes:
+        op: The op and user line at fault, ``train.py:31/aten.mm``; empty where it is none's.
+
+    Example:
+        >>> raise NotPaddableError("the graph reads its own sizes")
+    """
+
+    op = ""

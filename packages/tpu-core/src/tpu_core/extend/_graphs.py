@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from tpu_core.compiler.aliases import tells_updates
-from tpu_core.lowering.checks import Finding, check, has_elements
 from tpu_core.padding.synthetic import DynamicGraph, register_dynamic_graph
 from tpu_core.profiler.graph_lines import register_graph_lines
 from tpu_core.recorder.checked import stands_for
@@ -42,19 +40,3 @@ def register_graph_op(
         register_graph_lines(op, lambda plan, node: line_of(plan.argument("key"), node))
     if updates is not None:
         tells_updates(op, updates)
-
-
-def register_checked_op(op: str) -> None:
-    """Declare an op whose lowering calls others that may be checked, inside `BodyChecks`.
-
-    Args:
-        op: The overload, ``"mylib.loop.default"``; its lowering is registered with `register`.
-
-    Example:
-        >>> register_checked_op("mylib.loop.default")
-    """
-    check(op, applies=has_elements)(_nothing_of_its_own)
-
-
-def _nothing_of_its_own(*_: Any, **__: Any) -> Iterator[Finding]:
-    return iter(())

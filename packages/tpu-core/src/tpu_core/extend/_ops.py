@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +11,10 @@ import torch
 from tpu_core import _C
 from tpu_core.lowering.dtypes import TO_TORCH
 from tpu_core.lowering.registry import REGISTRY, Lowering
+
+if TYPE_CHECKING:
+    from tpu_core.compiler.programs import Program
+    from tpu_core.compiler.segment import Segment
 
 
 def find_lowering(op: object) -> Lowering | None:
@@ -48,6 +52,7 @@ def record_op(
     *,
     is_differentiable: bool = True,
     derivatives: tuple[Callable[[], None], Callable[[], None]] | None = None,
+    spanning: Callable[[Segment], Program | None] | None = None,
 ) -> None:
     """Have the device record an op that `torch.library` defines, rather than run it on the CPU.
 
@@ -59,6 +64,9 @@ def record_op(
         is_differentiable: False lets the op pass autograd by: its results require no gradient.
         derivatives: Two functions, each called once, before the first call for which autograd needs
             it: the first defines the op's backward, the second its forward-mode derivative.
+        spanning: For an op that runs on the devices of several processes: makes the program of each
+            new segment that has it, whose ``handlers`` are None. Where it returns None the segment
+            runs op by op; it is called again where a program gives None.
 
     Raises:
         RuntimeError: No library has defined the op.
@@ -70,44 +78,43 @@ def record_op(
         >>> register("mylib.scale.default", lambda x, by: x * by)
         >>> record_op("mylib::scale")
     """
-    if not torch._C._jit_get_schemas_for_operator(name):
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    if not schemas:
         raise RuntimeError(f"No library has defined the op '{name}'.")
     _C.register_overloads([name])
     if derivatives is not None:
         _C.register_differentiable(name, *derivatives)
     elif not is_differentiable:
         _C.register_not_differentiable(name)
+    if spanning is not None:
+        from tpu_core.compiler.spanning import register_spanning
+
+        for schema in schemas:
+            overload = schema.overload_name or "default"
+            register_spanning(f"{name.replace('::', '.')}.{overload}", spanning)
 
 
-def op_caller(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
+def op_caller(
+    name: str, general: Callable[..., Any], others: tuple[Any, ...] | None = None
+) -> Callable[..., Any]:
     """A function that calls an op with less overhead than ``torch.ops`` has.
 
     Args:
         name: Of the op, ``"mylib::scale"``.
-        general: Called in its place wherever PyTorch may have to act between the call and the
-            device: for subclasses, tensors of other devices, gradients, modes, transforms.
+        general: Called in its place, with the same arguments, wherever PyTorch may have to act
+            between the call and the device: for subclasses, tensors of other devices, gradients,
+            modes, transforms.
+        others: For an op ``(Tensor[], ...) -> Tensor[]`` whose other arguments are the same in
+            every call: these. The function takes the list of tensors alone.
 
     Example:
         >>> scale = op_caller("mylib::scale", torch.ops.mylib.scale.default)
         >>> y = scale(x, 2.0)
+        >>> step = op_caller("mylib::step", lambda tensors: run(tensors, 0.1), others=(0.1,))
+        >>> new = step([x, y])
     """
-    return _C.op_caller(name, general)
-
-
-def list_caller(
-    name: str, others: tuple[Any, ...], general: Callable[..., Any]
-) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """As `op_caller`, for an op ``(Tensor[], ...) -> Tensor[]`` whose other arguments are fixed.
-
-    Args:
-        name: Of the op.
-        others: Its other arguments, the same in every call.
-        general: As of `op_caller`, called with the list alone.
-
-    Example:
-        >>> run = list_caller("mylib::step", (0.1,), lambda tensors: step(tensors, 0.1))
-        >>> new = run([x, y])
-    """
+    if others is None:
+        return _C.op_caller(name, general)
     return _C.list_caller(name, others, general)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 from tpu_core import extend
 from tpu_core.lowering import registry
@@ -88,20 +88,57 @@ def documentation(name: str) -> str:
     return inspect.cleandoc(found[1]) if found else ""
 
 
+def methods(cls: type) -> dict[str, Any]:
+    """Public methods and properties of a class of this project, by name."""
+    found: dict[str, Any] = {}
+    for owner in cls.__mro__:
+        if not owner.__module__.startswith("tpu_"):
+            continue
+        for name, value in vars(owner).items():
+            if isinstance(value, (staticmethod, classmethod)):
+                value = getattr(cls, name)
+            is_member = inspect.isroutine(value) or isinstance(value, property)
+            if is_member and not name.startswith("_"):
+                found.setdefault(name, value)
+    return found
+
+
 def _entry(name: str, value: Any) -> list[str]:
     out = []
     if callable(value):
         out += ["```python", _signature(name, value), "```\n"]
+    out += _described(documentation(name))
+    if isinstance(value, type):
+        for member, function in methods(value).items():
+            if isinstance(function, property):
+                returned = str(inspect.signature(cast(Any, function.fget)).return_annotation)
+                line = f"{name}.{member}: {_plain(returned)}"
+            else:
+                line = _signature(f"{name}.{member}", function)
+            out += [f"#### {name}.{member}\n", "```python", line, "```\n"]
+            out += _described(inspect.getdoc(function) or "")
+    return out
+
+
+def _described(text: str) -> list[str]:
+    """Markdown of a docstring."""
+    out: list[str] = []
     section = ""
     block: list[str] = []
-    for line in [*documentation(name).splitlines(), "Example:"]:
+    for line in [*text.splitlines(), "Example:"]:
         match = _SECTION.match(line)
         if not match:
             block.append(line)
             continue
         out += _block(section, block)
         section, block = match[1], []
-    return out if section == "Example" and not block else [*out, *_block(section, block)]
+    return out
+
+
+def _plain(signature: str) -> str:
+    """A signature with annotations unquoted, and without texts of objects that are no code."""
+    defaults = re.sub(r"(?<== )'([^']*)'", r'"\1"', signature)
+    return re.sub(r"<factory>|<[^>]*>", "...", defaults.replace("'", ""))
 
 
 def _signature(name: str, value: Any) -> str:
@@ -109,7 +146,7 @@ def _signature(name: str, value: Any) -> str:
         text = str(inspect.signature(value))
     except (TypeError, ValueError):
         return name
-    text = re.sub(r"<factory>|<[^>]*>", "...", text.replace("'", ""))
+    text = _plain(text).replace("(self, ", "(", 1).replace("(self)", "()", 1)
     if len(name + text) > 90:
         body = re.sub(r", (?=\w+(: | = |=)|\*)", ",\n    ", text[1:].rpartition(")")[0])
         text = f"(\n    {body},\n){text.rpartition(')')[2]}"

@@ -1,4 +1,4 @@
-"""The running device, worlds of processes, and work that other threads send."""
+"""The running device, and work that other threads send."""
 
 from __future__ import annotations
 
@@ -9,58 +9,30 @@ from typing import Any
 import torch
 
 from tpu_core import _C, synchronization
-from tpu_core.runtime import join_world as _join_world
 
 
-def on_synchronize(finish: Callable[[], list[Any]]) -> None:
-    """Have `torch.tpu.synchronize` wait for work that a thread of the package sends.
+def on_synchronize(
+    finish: Callable[[], list[Any]] | None = None,
+    *,
+    defers_events: Callable[[], bool] | None = None,
+) -> None:
+    """Take part in waiting for the device: `torch.tpu.synchronize` and events.
 
     Args:
-        finish: Returns when all that was given to the thread has been sent, with the arrays that
-            are computed last.
+        finish: Has `torch.tpu.synchronize` wait for work that a thread of the package sends:
+            returns when all that was given to the thread has been sent, with the arrays that are
+            computed last.
+        defers_events: Asked at each event without timing that is recorded: True leaves what is
+            recorded as it is until the event is asked for.
 
     Example:
         >>> on_synchronize(SENDER.finish)
+        >>> on_synchronize(defers_events=lambda: inside_of_region)
     """
-    synchronization.QUEUES.append(finish)
-
-
-def defer_events(is_deferring: Callable[[], bool]) -> None:
-    """Have an event without timing leave what is recorded as it is until the event is asked for.
-
-    Args:
-        is_deferring: Asked at each event that is recorded.
-
-    Example:
-        >>> defer_events(lambda: inside_of_region)
-    """
-    synchronization.DEFERS.append(is_deferring)
-
-
-def join_world(
-    world: Any, address: tuple[str, int], secret: bytes, interface: str, timeout: float
-) -> None:
-    """Make the device one of a `World` of processes; values on it move to the new client.
-
-    Args:
-        world: The world.
-        address: Host and port of its coordinator.
-        secret: Of the job.
-        interface: Address at which the CPU platform's collectives listen; "" for jaxlib's choice.
-        timeout: Seconds to wait for the other processes.
-
-    Raises:
-        ProcessGroupError: The device was used before and cannot be started again, the coordinator
-            does not take this process, or others do not come.
-        OSError: The coordinator cannot be reached.
-
-    Example:
-        >>> port = World.start_coordinator("job", 2, "127.0.0.1", secret)
-        >>> join_world(World("job", 0, 2), ("127.0.0.1", port), secret, "127.0.0.1", 60.0)
-    """
-    from tpu_core.pjrt import distributed
-
-    _join_world(lambda: distributed.join(world, address, secret, interface, timeout))
+    if finish is not None:
+        synchronization.QUEUES.append(finish)
+    if defers_events is not None:
+        synchronization.DEFERS.append(defers_events)
 
 
 def make_backend(rank: int, size: int, timeout: float, implementation: Any) -> Any:
@@ -117,23 +89,6 @@ def ring_all_reduce(
     _C.ring_all_reduce(
         *(source, out, elements, dtype, op, factor, divisor, rank, size, next, previous, seconds)
     )
-
-
-def note_kernel(op: str, implementation: str, why: str = "", line: str | None = None) -> None:
-    """Count the choice of an implementation, for `torch.tpu.compile_report`.
-
-    Args:
-        op: Name of the kernel, as `tpu_kernels.using` takes it.
-        implementation: The one that was chosen.
-        why: Reason why it is none of those that are tried before it.
-        line: The user's line.
-
-    Example:
-        >>> note_kernel("cross_entropy", "with logits", "the weights are divided", "train.py:12")
-    """
-    from tpu_core.metrics import METRICS, KernelChoice
-
-    METRICS.kernel(KernelChoice(op, implementation, why, line))
 
 
 class Artifacts:

@@ -80,22 +80,6 @@ def flush(device: int, reason: str) -> None:
     _C.flush_all(device, reason)
 
 
-def draw_seeds(device: int, count: int) -> list[tuple[int, int]]:
-    """Seed and offset of the next draws of a device's generator, which advances.
-
-    Args:
-        device: Index of the device.
-        count: Number of draws.
-
-    Example:
-        >>> [(seed, offset)] = draw_seeds(0, 1)
-        >>> words = [n >> shift & 0xFFFFFFFF for n in (seed, offset) for shift in (0, 32)]
-        >>> key = derive_key(*words)
-    """
-    generator = _C.default_generator(device)
-    return [_C.next_seed(generator) for _ in range(count)]
-
-
 def user_line() -> str:
     """The innermost line of the user's code in this thread, ``train.py:12``; "" outside of any.
 

@@ -168,11 +168,16 @@ def checking(level: int) -> Iterator[Findings]:
         _current.reset(token)
 
 
+def _nothing_of_its_own(*_: Any, **__: Any) -> Iterator[Finding]:
+    return iter(())
+
+
 class BodyChecks:
     """Checks inside the bodies of one loop, or the branches of one conditional.
 
     No value from inside is an output of the program, so the word goes round with what the loop
-    carries, and what it says becomes findings of the trace around it.
+    carries, and what it says becomes findings of the trace around it. An op whose lowering uses
+    them is declared, by `declare`.
 
     Example:
         >>> checks = BodyChecks()
@@ -186,6 +191,18 @@ class BodyChecks:
         findings = _current.get()
         self._outer = findings if findings is not None and findings.is_here() else None
         self._found: dict[int, list[tuple[str, list[Any], Finding]]] = {}
+
+    @staticmethod
+    def declare(op: str) -> None:
+        """Declare an op whose lowering calls others that may be checked, inside `BodyChecks`.
+
+        Args:
+            op: The overload, ``"mylib.loop.default"``; its lowering is registered with `register`.
+
+        Example:
+            >>> BodyChecks.declare("mylib.loop.default")
+        """
+        check(op, applies=has_elements)(_nothing_of_its_own)
 
     def start(self) -> jax.Array | None:
         """The word before the first round; None, which holds no array, where nothing is checked."""

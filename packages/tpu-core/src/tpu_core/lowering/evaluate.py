@@ -14,13 +14,6 @@ from tpu_core.lowering.dtypes import TO_TORCH, cast, to_numpy_dtype
 from tpu_core.lowering.implementations import implementation
 from tpu_core.lowering.registry import Lowering
 
-DROPPED_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "generator"})
-"""Arguments of overloads that no lowering is called with.
-
-Example:
-    >>> kept = {k: v for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
-"""
-
 
 def call_lowering(
     entry: Lowering,
@@ -80,8 +73,8 @@ def _finish(entry: Lowering, value: Any, expected: Any) -> Any:
 def drop_arguments(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments without layout, device and the like, which no lowering takes."""
     schema = op._schema.arguments
-    kept = [a for a, s in zip(args, schema) if s.name not in DROPPED_ARGUMENTS]
-    return tuple(kept), {k: v for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+    kept = [a for a, s in zip(args, schema) if s.name not in Lowering.DROPPED_ARGUMENTS]
+    return tuple(kept), {k: v for k, v in kwargs.items() if k not in Lowering.DROPPED_ARGUMENTS}
 
 
 def weak(x: float | int | bool | complex) -> jax.Array:

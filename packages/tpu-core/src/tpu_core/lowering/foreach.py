@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tpu_core.lowering import arithmetic, creation, matmul, pointwise, reduction, special, ternary
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering
+from tpu_core.lowering.evaluate import call_lowering
 from tpu_core.lowering.registry import REGISTRY, Lowering, register
 
 # Imported for their entries, which are looked up below.
@@ -56,7 +56,7 @@ def _functional_overloads() -> Iterator[torch._ops.OpOverload]:
 
 
 def _names(op: torch._ops.OpOverload) -> list[str]:
-    return [a.name for a in op._schema.arguments if a.name not in DROPPED_ARGUMENTS]
+    return [a.name for a in op._schema.arguments if a.name not in Lowering.DROPPED_ARGUMENTS]
 
 
 def _renamed(op: torch._ops.OpOverload, target: torch._ops.OpOverload) -> dict[str, str]:

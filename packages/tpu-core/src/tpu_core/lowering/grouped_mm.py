@@ -12,8 +12,8 @@ import torch
 from jax import lax
 
 from tpu_core.lowering.dtypes import cast, op_math
-from tpu_core.lowering.implementations import target
-from tpu_core.lowering.kernel_costs import scope_name
+from tpu_core.lowering.implementations import Target
+from tpu_core.lowering.kernel_costs import KernelCost
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.precision import precision_of
 from tpu_core.lowering.registry import lowering
@@ -69,7 +69,7 @@ def _is_large(multiplications: int, groups: int) -> bool:
 
 def _rows(x: jax.Array, w: jax.Array, sizes: jax.Array, as_it_lies: bool) -> jax.Array:
     """``[rows, k] @ [groups, k, n]``; ``w`` may be the transpose of what lies in memory."""
-    if target().platform == "tpu":
+    if Target.current().platform == "tpu":
         return _native_rows(x, w, sizes)
     if not _is_large(x.shape[0] * w.shape[1] * w.shape[2], w.shape[0]):
         return _ragged_rows(x, w, sizes)
@@ -90,7 +90,7 @@ def _native_rows(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     if dtype == np.float16:  # which the kernel does not compile for
         x, w = cast(x, np.float32), cast(w, np.float32)
     products = 2 * rows * w.shape[1] * w.shape[2]
-    with jax.named_scope(scope_name(products, _PASSES.get(precision_of(x.dtype), 1))):
+    with jax.named_scope(KernelCost(products, _PASSES.get(precision_of(x.dtype), 1)).scope):
         filled = jnp.pad(x, ((0, -rows % _SUBLANES), (0, 0)))
         # The kernel sums in float32 whatever the result's dtype is.
         y = _ragged_product(filled, w, sizes, x.dtype)

@@ -25,6 +25,7 @@ from tpu_core.cache.sources import package_digest
 from tpu_core.config import config
 from tpu_core.lowering.operand_sharding import OperandSharding
 from tpu_core.lowering.registry import Lowering
+from tpu_core.metrics import METRICS, KernelChoice
 
 GROUP = "tpu_core.kernels"
 
@@ -44,13 +45,36 @@ class Target:
             divided.
 
     Example:
-        >>> Target("tpu", devices=4, kind="TPU v5e")
+        >>> with Target("tpu", devices=4, kind="TPU v5e").applied():
+        ...     lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
     """
 
     platform: str
     devices: int = 1
     kind: str | None = None
     division: OperandSharding | None = None
+
+    @staticmethod
+    def current() -> Target:
+        """Target of the current lowering; defaults to one device of the process's platform.
+
+        Example:
+            >>> Target.current().platform
+            'cpu'
+        """
+        if (given := _target.get()) is not None:
+            return given
+        platform = platforms.resolve()
+        return Target(platform.name, kind=platform.device_kind_hint)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Lower for this target in the block."""
+        token = _target.set(self)
+        try:
+            yield
+        finally:
+            _target.reset(token)
 
 
 class Kernel(Protocol):
@@ -88,6 +112,9 @@ class Kernel(Protocol):
 class KernelSelection:
     """A call that an implementation of a kernel was chosen for.
 
+    Static methods concern the choice itself: implementations that the user named, and the files by
+    which an implementation is tuned.
+
     Attributes:
         kernel: Name of the op.
         implementation: Name of the implementation.
@@ -110,6 +137,17 @@ class KernelSelection:
         if (uses := _uses.get()) is not None:
             uses.append(self)
 
+    def report(self, line: str | None = None) -> None:
+        """Count it among the choices of `torch.tpu.compile_report`.
+
+        Args:
+            line: The user's line.
+
+        Example:
+            >>> KernelSelection("cross_entropy", "without logits").report("train.py:12")
+        """
+        METRICS.kernel(KernelChoice(self.kernel, self.implementation, self.why, line))
+
     @staticmethod
     @contextmanager
     def recording() -> Iterator[list[KernelSelection]]:
@@ -128,6 +166,54 @@ class KernelSelection:
         finally:
             _uses.reset(token)
 
+    @staticmethod
+    def named() -> dict[str, str]:
+        """Implementations that the user named when the op was recorded, or now, by kernel.
+
+        Example:
+            >>> KernelSelection.named().get("attention")
+            'pallas'
+        """
+        return dict(choices())
+
+    @staticmethod
+    @contextmanager
+    def using(named: Mapping[str, str]) -> Iterator[None]:
+        """Have kernels computed by named implementations in a block.
+
+        It holds for the process, as `torch.nn.attention.sdpa_kernel` does: a backward pass runs on
+        threads of its own. ``tpu_kernels.using`` is its public form.
+
+        Args:
+            named: Implementation by name of the kernel; others stay as they are around the block.
+
+        Example:
+            >>> with KernelSelection.using({"attention": "plain"}):
+            ...     loss = step(batch)
+        """
+        from tpu_core import _C
+
+        after = tuple(sorted({**dict(choices()), **named}.items()))
+        before = choose_for_process(after)
+        _C.set_implementations(digest(after))
+        try:
+            yield
+        finally:
+            choose_for_process(before)
+            _C.set_implementations(digest(before))
+
+    @staticmethod
+    def tuned_folder() -> Path:
+        """The folder of the user's cache with results of tuning; it need not exist.
+
+        Its JSON files are part of the keys of programs.
+
+        Example:
+            >>> (KernelSelection.tuned_folder() / "costs.json").exists()
+            False
+        """
+        return config().cache_dir / "tuned"
+
 
 _target: ContextVar[Target | None] = ContextVar("tpu_lowering_target", default=None)
 _recorded: ContextVar[Choices | None] = ContextVar("tpu_recorded_choices", default=None)
@@ -135,39 +221,11 @@ _uses: ContextVar[list[KernelSelection] | None] = ContextVar("tpu_uses_of_kernel
 _of_process: Choices = ()
 
 
-def target() -> Target:
-    """Target of the current lowering; defaults to one device of the process's platform.
-
-    Example:
-        >>> target().platform
-        'cpu'
-    """
-    if (given := _target.get()) is not None:
-        return given
-    platform = platforms.resolve()
-    return Target(platform.name, kind=platform.device_kind_hint)
-
-
-@contextmanager
-def lowering_for(target: Target) -> Iterator[None]:
-    """Lower for ``target`` in the block.
-
-    Example:
-        >>> with lowering_for(Target("tpu")):
-        ...     lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
-    """
-    token = _target.set(target)
-    try:
-        yield
-    finally:
-        _target.reset(token)
-
-
 def lower_for_target(function: Callable[..., Any], *avals: Any) -> Any:
     """Lower a JAX function with ``jax.jit`` for the target, keeping all of its arguments.
 
     Example:
-        >>> with lowering_for(Target("tpu")):
+        >>> with Target("tpu").applied():
         ...     lowered = lower_for_target(lambda x: x + 1, jax.ShapeDtypeStruct((4,), np.float32))
     """
     traced = jax.jit(function, keep_unused=True).trace(*avals)
@@ -178,12 +236,7 @@ def lower_for_target(function: Callable[..., Any], *avals: Any) -> Any:
 
 
 def choices() -> Choices:
-    """Implementations that the user chose when the op was recorded, or now.
-
-    Example:
-        >>> dict(chosen_implementations()).get("attention")
-        'pallas'
-    """
+    """Implementations that the user named when the op was recorded, or now."""
     recorded = _recorded.get()
     return _of_process if recorded is None else recorded
 
@@ -224,7 +277,7 @@ def implementation(
     point = _offered().get(entry.op)
     if point is None:
         return entry.fn
-    chosen, where = dict(choices()), target()
+    chosen, where = dict(choices()), Target.current()
     if where.platform != "tpu" and not chosen:
         return entry.fn
     kernel: Kernel = point.load()
@@ -237,16 +290,6 @@ def _offered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def tuned_folder() -> Path:
-    """The folder of the user's cache with what implementations were tuned to; it need not exist.
-
-    Example:
-        >>> (tuned_folder() / "costs.json").exists()
-        False
-    """
-    return config().cache_dir / "tuned"
-
-
 @functools.cache
 def sources() -> str:
     """Digest of the packages that offer implementations, and of what these were tuned to.
@@ -254,7 +297,7 @@ def sources() -> str:
     Programs of others are not theirs.
     """
     found = hashlib.sha256()
-    for table in sorted(tuned_folder().glob("*.json")):
+    for table in sorted(KernelSelection.tuned_folder().glob("*.json")):
         found.update(table.read_bytes())
     for package in sorted({point.module.partition(".")[0] for point in _offered().values()}):
         found.update(package_digest(package).encode())

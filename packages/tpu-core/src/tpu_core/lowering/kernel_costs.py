@@ -7,25 +7,41 @@ compiled program, such as the plans of ``tpu_compile.aot``, finds the cost there
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-SCOPE = re.compile(r"kernel\(products=(\d+),passes=(\d+)\)/?")
-"""A scope's name in HLO; the groups are floating point operations, and passes of each product.
-
-Example:
-    >>> KERNEL_SCOPE.search("jit(f)/kernel(products=512,passes=6)/dot")[1]
-    '512'
-"""
+_SCOPE = re.compile(r"kernel\(products=(\d+),passes=(\d+)\)/?")
 
 
-def scope_name(products: int, passes: int = 1) -> str:
-    """Name of the scope of a kernel.
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """Cost of a kernel's matrix products, as the name of a scope around it states it.
 
-    Args:
+    Attributes:
         products: Floating point operations of its matrix products.
         passes: Passes of each through the matrix unit: 6 for an exact product of float32.
 
     Example:
-        >>> with jax.named_scope(kernel_scope(2 * m * n * k)):
+        >>> with jax.named_scope(KernelCost(2 * m * n * k).scope):
         ...     y = kernel(a, b)
+        >>> KernelCost.find("jit(f)/kernel(products=512,passes=6)/dot")
+        KernelCost(products=512, passes=6)
     """
-    return f"kernel(products={products},passes={passes})"
+
+    products: int
+    passes: int = 1
+
+    @property
+    def scope(self) -> str:
+        """Name of the scope."""
+        return f"kernel(products={self.products},passes={self.passes})"
+
+    @staticmethod
+    def find(text: str) -> KernelCost | None:
+        """The cost in the name of an HLO op; None where it has no such scope."""
+        found = _SCOPE.search(text)
+        return KernelCost(int(found[1]), int(found[2])) if found else None
+
+    @staticmethod
+    def without(text: str) -> str:
+        """The name of an HLO op without such scopes."""
+        return _SCOPE.sub("", text)

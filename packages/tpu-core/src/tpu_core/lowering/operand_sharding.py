@@ -32,7 +32,7 @@ class OperandSharding:
 
     Example:
         >>> division = OperandSharding(mesh)
-        >>> with lowering_for(Target("tpu", mesh.size, division=division)):
+        >>> with Target("tpu", mesh.size, division=division).applied():
         ...     division.learn(jax.jit(main).trace(*avals).lower(lowering_platforms=("tpu",)))
         ...     lowered = jax.jit(main).trace(*avals).lower(lowering_platforms=("tpu",))
     """

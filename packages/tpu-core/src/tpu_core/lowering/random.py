@@ -45,21 +45,13 @@ def threefry2x32(
 
 
 def derive_key(seed_lo: Any, seed_hi: Any, offset_lo: Any, offset_hi: Any) -> jax.Array:
-    """The ``uint32[2]`` key of one call from a generator's 64-bit seed and offset.
-
-    Example:
-        >>> key = derive_key(*words)  # four uint32, low halves first
-    """
+    """The ``uint32[2]`` key of one call from a generator's 64-bit seed and offset."""
     words = [cast(w, np.uint32) for w in (seed_lo, seed_hi, offset_hi, offset_lo)]
     return jnp.stack(threefry2x32((words[0], words[1]), (words[2], words[3])))
 
 
 def fold_in(key: jax.Array, number: Any) -> jax.Array:
-    """An independent key for the ``number``-th draw of one call.
-
-    Example:
-        >>> keys = [fold_in(key, i) for i in range(3)]
-    """
+    """An independent key for the ``number``-th draw of one call."""
     counter = (jnp.asarray(_KEY_DOMAIN), cast(number, np.uint32))
     return jnp.stack(threefry2x32((key[0], key[1]), counter))
 

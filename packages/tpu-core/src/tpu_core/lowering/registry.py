@@ -35,7 +35,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -58,11 +58,17 @@ class Lowering:
         location: ``file:line`` of the registration, for error messages and the docs.
         wants_contiguous: Whether ``fn`` takes ``contiguous``.
         identity: See `register`.
+        DROPPED_ARGUMENTS: Arguments of overloads that no lowering is called with.
 
     Example:
         >>> find_lowering("aten.native_dropout.default").random
         True
+        >>> kept = {k: v for k, v in kwargs.items() if k not in Lowering.DROPPED_ARGUMENTS}
     """
+
+    DROPPED_ARGUMENTS: ClassVar[frozenset[str]] = frozenset(
+        {"layout", "device", "pin_memory", "memory_format", "generator"}
+    )
 
     op: str
     fn: Callable[..., Any]

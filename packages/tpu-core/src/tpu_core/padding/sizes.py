@@ -17,19 +17,7 @@ from typing import Any
 import numpy as np
 
 from tpu_core.config import config
-
-
-class NotPaddableError(Exception):
-    """A segment cannot run on padded arrays; the text says why.
-
-    Attributes:
-        op: The op and user line at fault, ``train.py:31/aten.mm``; empty where it is none's.
-
-    Example:
-        >>> raise NotPaddableError("the graph reads its own sizes")
-    """
-
-    op = ""
+from tpu_core.errors import NotPaddableError as NotPaddableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,33 @@ class Client:
         """
         return known_faults.present(name, self.platform.name)
 
+    def put(self, array: np.ndarray[Any, Any], device: Any) -> jax.Array:
+        """A numpy array on a device. The array's memory must not be written afterwards.
+
+        Args:
+            array: Of any dtype that JAX has, those of 64 bits included.
+            device: A JAX device.
+
+        Example:
+            >>> client = runtime().client
+            >>> client.put(np.ones(3, np.float32), client.devices[0])
+        """
+        return put(array, device)
+
+    def exact(self, array: Any, device: Any) -> Any:
+        """An array that a program is given, without the padding that it may have.
+
+        Args:
+            array: A `jax.Array`, which is returned as it is, or a padded array.
+            device: The JAX device that it is on.
+
+        Example:
+            >>> client.exact(arguments[0], client.devices[0]).shape
+        """
+        from tpu_core.pjrt.padded_array import exact
+
+        return exact(array, device)
+
     def members(self) -> tuple[Any, ...]:
         """The device of each process of the world, by rank: its first one where it has several.
 
@@ -154,24 +181,10 @@ def _sharding(device: Any) -> Any:
 
 
 def put(array: np.ndarray[Any, Any], device: Any) -> jax.Array:
-    """A numpy array on a device. The array's memory must not be written afterwards.
-
-    Example:
-        >>> put(np.ones(3, np.float32), runtime().client.devices[0])
-    """
+    """A numpy array on a device. The array's memory must not be written afterwards."""
     return xla_client.batched_device_put(
         _aval(array.shape, array.dtype), _sharding(device), [array], [device], True, enable_x64=True
     )
-
-
-def address(array: jax.Array) -> int:
-    """Address of a CPU device's array in memory; waits for it.
-
-    Example:
-        >>> address(put(np.ones(3), runtime().client.devices[0])) % 16
-        0
-    """
-    return int(array.block_until_ready().unsafe_buffer_pointer())
 
 
 def put_tensor(tensor: torch.Tensor, device: Any) -> jax.Array:
@@ -309,11 +322,7 @@ def load(
 
 
 def weak(value: jax.Array) -> jax.Array:
-    """A 0-d array as a number: weakly typed, so that it does not widen what it meets.
-
-    Example:
-        >>> weak(jnp.float64(2.0)) * jnp.ones(3, jnp.float32)  # float32
-    """
+    """A 0-d array as a number: weakly typed, so that it does not widen what it meets."""
     return jax_lax._convert_element_type(value, value.dtype, weak_type=True)
 
 

@@ -39,14 +39,7 @@ _SHOWN_BYTES = 24
 
 
 class RefusedError(ConnectionError):
-    """A server that holds another secret, or expects something else.
-
-    Example:
-        >>> try:
-        ...     connection = connect_peer(address, secret, "rank 1", deadline)
-        ... except PeerRefusedError as error:
-        ...     print(f"another job listens at {address}: {error}")
-    """
+    """A server that holds another secret, or expects something else."""
 
 
 def code(secret: bytes, side: bytes, nonces: bytes, subject: bytes) -> bytes:
@@ -67,11 +60,8 @@ def connect(
             as it does where it has too many, is asked again until then.
 
     Raises:
-        PeerRefusedError: The server answers, and has another secret or no use for the subject.
+        RefusedError: The server answers, and has another secret or no use for the subject.
         OSError: It cannot be reached.
-
-    Example:
-        >>> connect_peer(("10.0.0.2", 4711), secret, "rank 1", time.monotonic() + 60)
     """
     while True:
         left = deadline - time.monotonic()
@@ -120,12 +110,7 @@ def _read(connection: socket.socket, count: int, limit: float) -> bytes:
 
 
 def listen(host: str) -> socket.socket:
-    """A socket on a free port of an address; on that of all interfaces where it is empty.
-
-    Example:
-        >>> listen_for_peers("127.0.0.1").getsockname()
-        ('127.0.0.1', 40123)
-    """
+    """A socket on a free port of an address; on that of all interfaces where it is empty."""
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, 0), family=family, backlog=1024)
@@ -161,11 +146,6 @@ class PeerListener:
         log: Called with a line for each one that is dropped.
         selector: That of the owner, whose entries have functions of the event mask as data.
         room: Largest number on trial at the same time; the oldest makes way for the next.
-
-    Example:
-        >>> socket = listen_for_peers("")
-        >>> peers = PeerListener(socket, secret, expected.__contains__, admit, print, selector)
-        >>> peers.turn(0.2)
     """
 
     def __init__(
@@ -301,3 +281,66 @@ class PeerListener:
         if number <= _LOGGED_STRANGERS or number & (number - 1) == 0:
             count = f" ({number} so far)" if number > _LOGGED_STRANGERS else ""
             self._log(f"Dropped a connection that is not of the job, from {what}{count}")
+
+
+class PeerHandshake:
+    """Connections between processes of a job, which prove to each other that they have its secret.
+
+    The secret is never sent. What follows on a connection is neither encrypted nor signed.
+
+    Args:
+        secret: Of the job.
+
+    Attributes:
+        RefusedError: Raised by `connect`; a `ConnectionError`.
+
+    Example:
+        >>> handshake = PeerHandshake(secret)
+        >>> listener = handshake.listen("", expected.__contains__, admit, print, selector)
+        >>> listener.turn(0.2)  # in the process that is connected to
+        >>> handshake.connect(("10.0.0.2", 4711), "rank 1", time.monotonic() + 60)  # in the other
+    """
+
+    RefusedError = RefusedError
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def connect(self, address: tuple[str, int], subject: str, deadline: float) -> socket.socket:
+        """Open a connection.
+
+        Args:
+            address: Host and port.
+            subject: Purpose of the connection; the server knows its own.
+            deadline: Until when, on the clock of `time.monotonic`. A server that drops connections,
+                as it does where it has too many, is asked again until then.
+
+        Raises:
+            PeerHandshake.RefusedError: The server answers, and has another secret or no use for the
+                subject.
+            OSError: It cannot be reached.
+        """
+        return connect(address, self._secret, subject, deadline)
+
+    def listen(
+        self,
+        host: str,
+        expects: Callable[[str], bool],
+        admit: Callable[[socket.socket, str], None],
+        log: Callable[[str], None],
+        selector: selectors.BaseSelector,
+    ) -> PeerListener:
+        """A free port that admits connections which prove the secret, and drops all others.
+
+        Args:
+            host: Address to listen on; all interfaces where it is empty.
+            expects: Whether a connection with a subject is expected.
+            admit: Called with each connection that has proved itself, and its subject.
+            log: Called with a line for each one that is dropped.
+            selector: That of the owner, whose entries have functions of the event mask as data.
+
+        Returns:
+            A listener with ``port``, ``turn(seconds)``, which does what there is to do and is to be
+            called again and again by one thread, and ``close()``.
+        """
+        return PeerListener(listen(host), self._secret, expects, admit, log, selector)

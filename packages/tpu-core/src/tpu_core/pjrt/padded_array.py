@@ -47,11 +47,7 @@ class PaddedArray:
 
 
 def exact(array: Any, device: Any) -> Any:
-    """The array without padding.
-
-    Example:
-        >>> exact_array(array, runtime().client.devices[0]).shape
-    """
+    """The array without padding."""
     if not isinstance(array, PaddedArray):
         return array
     return pjrt.put(np.ascontiguousarray(array.window()).reshape(array.shape), device)

@@ -8,28 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jax.experimental import mesh_utils, topologies
-
-# Needed by libtpu where there is no TPU: no question to a metadata server, no lock of the one TPU
-# of the machine; the other two keep its log short.
-ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "JAX_PLATFORMS": "cpu",
-}
-"""Environment of a process that compiles for TPUs which it does not have.
-
-Example:
-    >>> subprocess.run(command, env={**os.environ, **TOPOLOGY_ENVIRONMENT})
-"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,8 @@ class Compiled:
 
 
 def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) -> Compiled:
-    """Compile StableHLO with Shardy annotations. Needs `ENVIRONMENT`; may end the process.
+    """Compile StableHLO with Shardy annotations. Needs `LibtpuTopology.ENVIRONMENT`; may end
+    the process.
 
     Args:
         module: Bytecode.
@@ -88,45 +74,15 @@ def compile_for_topology(module: bytes, topology: str, mesh: Mapping[str, int]) 
     )
 
 
-def one_device(topology: str) -> Any:
-    """A device to compile for, of a topology of whole hosts. Needs `ENVIRONMENT`.
-
-    Example:
-        >>> topology_device("v5e:2x2").device_kind
-        'TPU v5 lite'
-    """
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-
-
 def _parse(module: bytes) -> Any:
     with mlir.make_ir_context():
         return ir.Module.parse(module)
 
 
-def ordered(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Devices as a mesh whose axes lie along the links of their torus, where they can.
-
-    Args:
-        devices: JAX devices, as many as the mesh has.
-        shape: Of the mesh; the last axes communicate most.
-
-    Example:
-        >>> ordered_mesh(jax.devices(), (4, 2)).shape
-        (4, 2)
-    """
-    try:
-        return np.asarray(mesh_utils.create_device_mesh(shape, list(devices)))
-    except (NotImplementedError, ValueError, AssertionError):
-        # An axis that fits no product of dimensions, or v4 by cores, which jax knows by chips:
-        # ids count the positions in the torus, line by line.
-        by_id = sorted(devices, key=lambda device: int(device.id))
-        return np.array(by_id, dtype=object).reshape(shape)
-
-
 def _options(devices: Any, shape: tuple[int, ...]) -> Any:
     options = xla_client.CompileOptions()
     count = math.prod(shape)
-    assigned = ordered(devices, shape).reshape(1, -1)
+    assigned = LibtpuTopology.ordered(devices, shape).reshape(1, -1)
     ids = np.vectorize(lambda device: device.id, otypes=[np.int64])(assigned)
     options.num_replicas, options.num_partitions = 1, count
     build = options.executable_build_options
@@ -137,40 +93,101 @@ def _options(devices: Any, shape: tuple[int, ...]) -> Any:
     return options
 
 
-def located_bytes(lowered: Any, aliases: Mapping[int, int]) -> bytes:
-    """StableHLO bytecode of a lowered jax function, with the names of its scopes.
+class LibtpuTopology:
+    """The compiler of libtpu for a topology of TPUs, none of which need be there.
+
+    What it compiles is run by a process with such TPUs: `load`.
 
     Args:
-        lowered: From ``jax.jit(...).trace(...).lower(...)``.
-        aliases: For arguments whose memory an output takes, the output.
+        topology: As libtpu names it, ``"v5e:2x2"``.
+
+    Attributes:
+        ENVIRONMENT: Environment of a process that compiles without TPUs.
 
     Example:
-        >>> lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
-        >>> module = located_bytes(lowered, {0: 0})
+        >>> os.environ.update(LibtpuTopology.ENVIRONMENT)
+        >>> LibtpuTopology("v5e:2x2").device().device_kind
+        'TPU v5 lite'
     """
-    module = lowered.compiler_ir("stablehlo")
-    with module.context:
-        (main,) = (
-            op
-            for op in module.body
-            if getattr(op, "sym_name", None) and op.sym_name.value == "main"
+
+    # Needed by libtpu where there is no TPU: no question to a metadata server, no lock of the one
+    # TPU of the machine; the other two keep its log short.
+    ENVIRONMENT: Final[Mapping[str, str]] = {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+    def __init__(self, topology: str) -> None:
+        self.topology = topology
+
+    def device(self) -> Any:
+        """A device to compile for, of a topology of whole hosts. Needs `ENVIRONMENT`."""
+        description = topologies.get_topology_desc(platform="tpu", topology_name=self.topology)
+        return description.devices[0]
+
+    @staticmethod
+    def ordered(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Devices as a mesh whose axes lie along the links of their torus, where they can.
+
+        Args:
+            devices: JAX devices, as many as the mesh has.
+            shape: Of the mesh; the last axes communicate most.
+
+        Example:
+            >>> LibtpuTopology.ordered(jax.devices(), (4, 2)).shape
+            (4, 2)
+        """
+        try:
+            return np.asarray(mesh_utils.create_device_mesh(shape, list(devices)))
+        except (NotImplementedError, ValueError, AssertionError):
+            # An axis that fits no product of dimensions, or v4 by cores, which jax knows by chips:
+            # ids count the positions in the torus, line by line.
+            by_id = sorted(devices, key=lambda device: int(device.id))
+            return np.array(by_id, dtype=object).reshape(shape)
+
+    @staticmethod
+    def module_bytes(lowered: Any, aliases: Mapping[int, int]) -> bytes:
+        """StableHLO bytecode of a lowered jax function, with the names of its scopes.
+
+        Args:
+            lowered: From ``jax.jit(...).trace(...).lower(...)``.
+            aliases: For arguments whose memory an output takes, the output.
+
+        Example:
+            >>> lowered = jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))
+            >>> module = LibtpuTopology.module_bytes(lowered, {0: 0})
+        """
+        module = lowered.compiler_ir("stablehlo")
+        with module.context:
+            (main,) = (
+                op
+                for op in module.body
+                if getattr(op, "sym_name", None) and op.sym_name.value == "main"
+            )
+            attributes = list(main.arg_attrs)
+            for argument, output in aliases.items():
+                own = {a.name: a.attr for a in attributes[argument]}
+                own["tf.aliasing_output"] = mlir.i32_attr(output)
+                attributes[argument] = ir.DictAttr.get(own)
+            main.arg_attrs = ir.ArrayAttr.get(attributes)
+        return mlir.module_to_bytecode(module)
+
+    @staticmethod
+    def load(executable: bytes, devices: Any, mesh: Mapping[str, int]) -> Any:
+        """An executable that was compiled for a topology, on real devices. Untested on hardware.
+
+        Args:
+            executable: Machine code.
+            devices: JAX devices of this process.
+            mesh: Size of each axis that it was compiled for.
+
+        Example:
+            >>> LibtpuTopology.load(executable, runtime().client.devices, {"data": 4})
+        """
+        options = _options(devices, tuple(mesh.values()))
+        return devices[0].client.deserialize_executable(
+            executable, xla_client.DeviceList(tuple(devices)), options
         )
-        attributes = list(main.arg_attrs)
-        for argument, output in aliases.items():
-            own = {a.name: a.attr for a in attributes[argument]}
-            own["tf.aliasing_output"] = mlir.i32_attr(output)
-            attributes[argument] = ir.DictAttr.get(own)
-        main.arg_attrs = ir.ArrayAttr.get(attributes)
-    return mlir.module_to_bytecode(module)
-
-
-def load_executable(data: bytes, devices: Any, mesh: Mapping[str, int]) -> Any:
-    """An executable of `compile_for_topology` on real devices. Untested on hardware.
-
-    Example:
-        >>> load_executable(saved.executable, runtime().client.devices, {"data": 4})
-    """
-    options = _options(devices, tuple(mesh.values()))
-    return devices[0].client.deserialize_executable(
-        data, xla_client.DeviceList(tuple(devices)), options
-    )

@@ -18,9 +18,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_core.lowering.dtypes import cast, to_numpy_dtype
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS, call_lowering, to_jax
+from tpu_core.lowering.evaluate import call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
+from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder import decompose
 from tpu_core.recorder.functional_variants import overload_name, overload_of
 
@@ -123,7 +124,7 @@ class GraphCompute:
             for x in (value if isinstance(value, list) else [value])
             if isinstance(x, (jax.Array, jnp.ndarray)) and not getattr(x, "weak_type", False)
         ]
-        results = run_graph(self._graph, tensors, key)
+        results = GraphEvaluator.run(self._graph, tensors, key)
         return [
             None if e is None else cast(jnp.asarray(r), e.dtype)
             for r, e in zip(flatten(tuple(results)), flatten(self._out), strict=True)
@@ -167,7 +168,8 @@ def _entry_of_name(target: Any) -> Lowering | None:
 class GraphEvaluator(ABC):
     """Evaluator of FX graphs of functional overloads on JAX values.
 
-    The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings.
+    The one walk over a graph; subclasses say what its nodes are beyond calls of lowerings. `run` is
+    for a graph that has no others.
 
     Example:
         >>> class Evaluator(GraphEvaluator):
@@ -201,6 +203,58 @@ class GraphEvaluator(ABC):
         (output,) = module.graph.find_nodes(op="output")
         result = torch.fx.node.map_arg(output.args[0], values.__getitem__)
         return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    @staticmethod
+    def run(
+        graph: GraphModule,
+        tensors: Sequence[jax.Array],
+        key: Any = None,
+        entry_of: Callable[[Any], Lowering | None] = _entry_of_name,
+        scope: Callable[[Node], AbstractContextManager[Any]] = nullcontext,
+    ) -> list[Any]:
+        """Results of a graph that has overloads with lowerings and nothing else.
+
+        Args:
+            graph: The graph.
+            tensors: Its inputs.
+            key: Each random overload gets a key of its own, derived from this one.
+            entry_of: The lowering of an overload.
+            scope: Entered around the lowering of each node.
+
+        Raises:
+            LookupError: An overload has no lowering.
+
+        Example:
+            >>> (y,) = GraphEvaluator.run(module, [x], key)
+        """
+        return _Plain(key, entry_of, scope).results(graph, tensors)
+
+    @staticmethod
+    def avals(meta: Any, size: Callable[[Any], int] = int) -> Any:
+        """`jax.ShapeDtypeStruct` for each tensor of a node's metadata, None for what is none.
+
+        Args:
+            meta: A fake tensor or a list of them.
+            size: Value of a size.
+
+        Example:
+            >>> GraphEvaluator.avals(node.meta["val"])
+            ShapeDtypeStruct(shape=(3, 4), dtype=float32)
+        """
+        if isinstance(meta, (list, tuple)):
+            return [GraphEvaluator.avals(m, size) for m in meta]
+        if isinstance(meta, torch.Tensor):
+            return jax.ShapeDtypeStruct(tuple(map(size, meta.shape)), to_numpy_dtype(meta.dtype))
+        return None
+
+    @staticmethod
+    def number(value: jax.Array) -> jax.Array:
+        """A 0-d array as a number: weakly typed, so that it does not widen what it meets.
+
+        Example:
+            >>> GraphEvaluator.number(jnp.float64(2.0)) * jnp.ones(3, jnp.float32)  # float32
+        """
+        return pjrt.weak(value)
 
     def argument(self, node: Node, value: Any) -> Any:
         """The value of a placeholder that is given one."""
@@ -242,11 +296,11 @@ class GraphEvaluator(ABC):
         args = torch.fx.node.map_arg(node.args, values.__getitem__)
         kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
         names = [a.name for a in op._schema.arguments]
-        args = tuple(_thaw(a) for n, a in zip(names, args) if n not in DROPPED_ARGUMENTS)
-        kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in DROPPED_ARGUMENTS}
+        args = tuple(_thaw(a) for n, a in zip(names, args) if n not in Lowering.DROPPED_ARGUMENTS)
+        kwargs = {k: _thaw(v) for k, v in kwargs.items() if k not in Lowering.DROPPED_ARGUMENTS}
         meta = node.meta["val"]
         several = len(op._schema.returns) > 1
-        out = tuple(avals(m, size) for m in (meta if several else (meta,)))
+        out = tuple(self.avals(m, size) for m in (meta if several else (meta,)))
         contiguous = _contiguous(node, size) if entry.wants_contiguous else None
         result = call_lowering(entry, args, kwargs, out, key, contiguous)
         return result if several else result[0]
@@ -280,28 +334,6 @@ class _Plain(GraphEvaluator):
             return self.call_lowering(node, entry, values, key)
 
 
-def run_graph(
-    graph: GraphModule,
-    tensors: Sequence[jax.Array],
-    key: Any = None,
-    entry_of: Callable[[Any], Lowering | None] = _entry_of_name,
-    scope: Callable[[Node], AbstractContextManager[Any]] = nullcontext,
-) -> list[Any]:
-    """Evaluate an FX graph of functional overloads on JAX values.
-
-    Args:
-        graph: The graph.
-        tensors: Its inputs.
-        key: Each random overload gets a key of its own, derived from this one.
-        entry_of: The lowering of an overload.
-        scope: Entered around the lowering of each node.
-
-    Example:
-        >>> (y,) = run_graph(module, [x], key)
-    """
-    return _Plain(key, entry_of, scope).results(graph, tensors)
-
-
 def _contiguous(node: torch.fx.Node, size: Callable[[Any], int]) -> tuple[bool, ...]:
     """Return whether each tensor argument of a node is contiguous, as its metadata has it."""
     given = (*node.args, *node.kwargs.values())
@@ -323,21 +355,3 @@ def _is_contiguous(t: torch.Tensor, size: Callable[[Any], int]) -> bool:
 def _thaw(value: Any) -> Any:
     """FX keeps lists in its own immutable class."""
     return [_thaw(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def avals(meta: Any, size: Callable[[Any], int]) -> Any:
-    """`jax.ShapeDtypeStruct` for each tensor of a node's metadata, None for what is none.
-
-    Args:
-        meta: A fake tensor or a list of them.
-        size: Value of a size.
-
-    Example:
-        >>> avals(node.meta["val"], int)
-        ShapeDtypeStruct(shape=(3, 4), dtype=float32)
-    """
-    if isinstance(meta, (list, tuple)):
-        return [avals(m, size) for m in meta]
-    if isinstance(meta, torch.Tensor):
-        return jax.ShapeDtypeStruct(tuple(map(size, meta.shape)), to_numpy_dtype(meta.dtype))
-    return None

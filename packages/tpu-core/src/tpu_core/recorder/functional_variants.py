@@ -45,12 +45,7 @@ _TENSOR_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 def overload_name(op: torch._ops.OpOverload) -> str:
-    """``"aten.add.Tensor"``.
-
-    Example:
-        >>> overload_name(torch.ops.aten.add.Tensor)
-        'aten.add.Tensor'
-    """
+    """``"aten.add.Tensor"``."""
     return str(op)
 
 

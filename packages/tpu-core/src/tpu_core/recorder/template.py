@@ -9,7 +9,6 @@ import jax
 import torch
 
 from tpu_core.lowering.dtypes import dtype_of_code, to_numpy_dtype
-from tpu_core.lowering.evaluate import DROPPED_ARGUMENTS
 from tpu_core.lowering.registry import Lowering
 from tpu_core.recorder import op_schema, plan
 from tpu_core.recorder.functional_variants import (
@@ -47,7 +46,7 @@ def template_of(
     template: list[tuple[str, bool, Any]] = []
     for a, value in zip(op._schema.arguments, args):
         policy = op_schema.policy_of(op, a)
-        if policy in (op_schema.DROP, op_schema.GENERATOR) or a.name in DROPPED_ARGUMENTS:
+        if policy in (op_schema.DROP, op_schema.GENERATOR) or a.name in Lowering.DROPPED_ARGUMENTS:
             continue
         name = plan.hidden(a.name) if a.is_out else a.name
         held = None if value is None else walk.held(a, policy, value)

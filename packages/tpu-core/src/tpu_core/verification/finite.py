@@ -7,16 +7,13 @@ is replayed op by op from its inputs, and the value is followed back to the op t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from tpu_core.compiler.replay import Value, all_values
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.errors import NonFiniteError
-from tpu_core.metrics import METRICS
-from tpu_core.pjrt.client import fetch
-from tpu_core.verification.last_call import HostCall, call_of, call_of_last
+from tpu_core.verification.host_call import HostCall, call_of
 from tpu_core.verification.statistics import kind, non_finite, statistics
 
 _INSIDE = (
@@ -63,32 +60,6 @@ def error_of_call(
         line=line or None,
         remedy=None if name.startswith("aten.") else _INSIDE,
     )
-
-
-def check_finite(segment: Segment, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raise where the op of a one-op segment made a NaN, or an infinity that it was not given.
-
-    Args:
-        segment: The segment.
-        inputs: Arrays of its input slots.
-        outputs: Arrays of its live slots.
-
-    Raises:
-        NonFiniteError: Names the op, the kind of value, the range of each argument and the user's
-            line.
-
-    Example:
-        >>> mode = Mode("checked", max_ops=1, wait=True, inspect=check_finite)
-    """
-    METRICS.debug_check()
-    for array in outputs:
-        host = fetch(array)
-        if not any(non_finite(host)):
-            continue
-        node = segment.nodes[-1]
-        error = error_of_call(node.name, node.line, host, call_of_last(segment, list(inputs)))
-        if error is not None:
-            raise error
 
 
 def error_of_segment(

@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from tpu_core.extend import find_chips
+from tpu_core.extend import Platform
 from tpu_distributed import job_secret
 from tpu_distributed.launch import slices
 from tpu_distributed.launch.environment import LaunchSpec, process_environment
@@ -142,7 +142,7 @@ def _job(topology: str, slice_count: int, hosts: str, dry_run: bool) -> LaunchSp
 
 def _own_slice(environ: Mapping[str, str]) -> Slice | None:
     """The slice of this machine, by its environment; None where it has no TPU."""
-    chips = find_chips(environ=environ).count
+    chips = Platform.find_chips(environ).count
     if not chips:
         return None
     found = slices.from_environment(environ, chips)

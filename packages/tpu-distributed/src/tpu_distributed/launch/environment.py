@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from tpu_core.errors import ProcessGroupError
-from tpu_core.extend import find_chips, resolve_platform
+from tpu_core.extend import Platform
 from tpu_distributed.launch import slices
 from tpu_distributed.launch.slices import Slice
 
@@ -129,5 +129,5 @@ _SLICE_VARIABLES: Sequence[str] = (
 
 def settle_process(environ: MutableMapping[str, str]) -> None:
     """`settle` where the platform is a TPU; elsewhere nothing."""
-    if resolve_platform().name == "tpu" and (chips := find_chips().count):
+    if Platform.resolve().name == "tpu" and (chips := Platform.find_chips().count):
         settle(environ, chips)

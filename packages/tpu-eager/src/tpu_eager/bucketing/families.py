@@ -12,14 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from tpu_core.config import config
-from tpu_core.extend import (
-    BuildContext,
-    NotPaddableError,
-    PaddedPrograms,
-    Program,
-    Segment,
-    package_digest,
-)
+from tpu_core.errors import NotPaddableError
+from tpu_core.extend import BuildContext, PaddedPrograms, Program, Segment, package_digest
 from tpu_eager.bucketing.promotion import PromotionPolicy
 from tpu_eager.costs import compile_seconds, run_seconds
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from tpu_core.extend import kernel_scope, matmul_precision, target
+from tpu_core.extend import KernelCost, Target, matmul_precision
 
 # Of a product of float32, as exact as float32.
 _PASSES = 6
@@ -30,12 +30,14 @@ def calling(dtype: Any, products: int) -> Iterator[None]:
     # simulates a TPU by callbacks, and a program with callbacks cannot be stored.
     interpreted = cast(Any, True)
     interpreter = (
-        nullcontext() if target().platform == "tpu" else pltpu.force_tpu_interpret_mode(interpreted)
+        nullcontext()
+        if Target.current().platform == "tpu"
+        else pltpu.force_tpu_interpret_mode(interpreted)
     )
     with (
         jax.enable_x64(False),  # Mosaic has no indices of 64 bits
         jax.default_matmul_precision("highest" if exact else "default"),
-        jax.named_scope(kernel_scope(products, _PASSES if exact else 1)),
+        jax.named_scope(KernelCost(products, _PASSES if exact else 1).scope),
         interpreter,
     ):
         yield

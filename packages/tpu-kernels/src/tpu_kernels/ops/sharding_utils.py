@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tpu_core.extend import target
+from tpu_core.extend import Target
 from tpu_kernels.ops.registry import Rule
 
 Axes = tuple[str, ...]
@@ -64,7 +64,7 @@ def on_parts(
         key_heads: Number of heads of the keys.
         takes: Whether the function takes so many of them.
     """
-    division = target().division
+    division = Target.current().division
     if division is None:
         return function(*operands)
     key = ("pages", *(x.shape for x in operands))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 
-from tpu_core.extend import using_implementations
+from tpu_core.extend import KernelSelection
 from tpu_kernels.ops.attention.api import KERNEL as ATTENTION
 from tpu_kernels.ops.cross_entropy.api import KERNEL as CROSS_ENTROPY
 from tpu_kernels.ops.grouped_mm.api import KERNEL as GROUPED_MM
@@ -52,4 +52,4 @@ def using(**implementations: str) -> AbstractContextManager[None]:
         if op not in KERNELS:
             raise ValueError(f"There is no kernel '{op}'. There are {', '.join(sorted(KERNELS))}.")
         KERNELS[op].find(name)
-    return using_implementations(implementations)
+    return KernelSelection.using(implementations)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_core.errors import CacheWarning
-from tpu_core.extend import tuned_folder
+from tpu_core.extend import KernelSelection
 from tpu_kernels.tuning.bundles import Bundles
 
 Block = tuple[int, int]
@@ -32,7 +32,7 @@ _FILE = "costs.json"
 
 def user_file() -> Path:
     """The user's file, which need not exist."""
-    return tuned_folder() / _FILE
+    return KernelSelection.tuned_folder() / _FILE
 
 
 def find(op: str, kind: str | None, shape: str) -> Costs:

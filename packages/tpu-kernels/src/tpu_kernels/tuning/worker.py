@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from tpu_core.extend import TOPOLOGY_ENVIRONMENT, Target, lowering_for, topology_device
+from tpu_core.extend import LibtpuTopology, Target
 from tpu_kernels.ops.attention import tuning
 from tpu_kernels.tuning.bundles import Bundles, count
 
@@ -31,7 +31,7 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     with tempfile.TemporaryDirectory(prefix="tpu-tune-") as folder:
         # libtpu reads them when it is loaded, which is at the first program.
-        os.environ.update(TOPOLOGY_ENVIRONMENT)
+        os.environ.update(LibtpuTopology.ENVIRONMENT)
         own = os.environ.get("LIBTPU_INIT_ARGS", "")
         os.environ["LIBTPU_INIT_ARGS"] = f"{own} {_FLAGS.format(folder, f'^{_STAGE}$')}"
         for line in measure(folder=Path(folder), **request):
@@ -58,7 +58,7 @@ def measure(
         ``block``, and ``costs``: the fields of `Bundles` by kernel; without ``costs`` where libtpu
         refuses the size, with its message in ``error``.
     """
-    device = topology_device(topology)
+    device = LibtpuTopology(topology).device()
     sharding = jax.sharding.SingleDeviceSharding(device)
     for block in blocks:
         for old in folder.iterdir():
@@ -75,7 +75,7 @@ def measure(
 
 
 def _compile(function: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct]) -> None:
-    with lowering_for(Target("tpu")), jax.enable_x64(True):
+    with Target("tpu").applied(), jax.enable_x64(True):
         jax.jit(function).trace(*avals).lower(lowering_platforms=("tpu",)).compile()
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.extend import target
+from tpu_core.extend import Target
 from tpu_kernels.ops.attention import choice, flash_backward, flash_forward, masks
 from tpu_kernels.ops.attention.blocks import BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout
@@ -37,7 +37,7 @@ def scores(
     query, key, value, bias = operands[:4]
     blocks = choice.blocks(
         kernel,
-        target().kind,
+        Target.current().kind,
         np.dtype(query.dtype).name,
         (query.shape[2], key.shape[2]),
         (query.shape[3], value.shape[3]),

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tpu_core.extend import OperandSharding, target
+from tpu_core.extend import OperandSharding, Target
 from tpu_kernels.ops.sharding_utils import Axes, dividing
 
 Arrays = Sequence[Any]
@@ -18,13 +18,13 @@ def is_probing() -> bool:
     """Return whether the program is lowered to learn how operands come divided: no kernel may be
     in it.
     """
-    division = target().division
+    division = Target.current().division
     return division is not None and not division.is_known
 
 
 def probe(operands: Arrays) -> list[Any]:
     """Query, key and value, and what follows, to be used in their place while it is asked."""
-    division = target().division
+    division = Target.current().division
     assert division is not None
     return [*division.probe(_key(operands), operands[:3]), *operands[3:]]
 
@@ -41,7 +41,7 @@ def on_parts(function: Callable[..., Any], operands: Arrays, ranks: Sequence[int
     Returns:
         A tuple.
     """
-    division = target().division
+    division = Target.current().division
     if division is None:
         return function(*operands)
     axes = _axes(division, operands)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tpu_core.extend import chosen_implementations
+from tpu_core.extend import KernelSelection
 from tpu_kernels.cross_entropy import wide_linear_cross_entropy
 
 # Elements of the logits from which on they are not built. Computing them twice takes a third more
@@ -27,7 +27,7 @@ class Loss:
         axes: Sequence[str],
     ) -> str | None:
         """Reason to build logits for a loss of these sizes, or None."""
-        chosen = dict(chosen_implementations()).get("cross_entropy")
+        chosen = KernelSelection.named().get("cross_entropy")
         if chosen == "plain":
             return "the implementation 'plain' of cross_entropy is named"
         if axes:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.extend import Target, target
+from tpu_core.extend import Target
 from tpu_kernels.ops.cross_entropy import kernels, sharded
 from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD, LossArguments
 from tpu_kernels.ops.cross_entropy.kernels import TileSizes
@@ -57,7 +57,7 @@ def blocks(features: int, size: int, kind: str | None) -> TileSizes | None:
 
 
 def _blocks(hidden: jax.Array) -> TileSizes:
-    where = target()
+    where = Target.current()
     kind = where.kind if where.platform == "tpu" else _INTERPRETED
     found = blocks(hidden.shape[1], hidden.dtype.itemsize, kind)
     assert found is not None  # a rule

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from tpu_core.extend import OperandSharding, target
+from tpu_core.extend import OperandSharding, Target
 from tpu_kernels.ops.cross_entropy import reference
 from tpu_kernels.ops.registry import Rule
 from tpu_kernels.ops.sharding_utils import Axes, dividing
@@ -29,7 +29,7 @@ def forward(function: Callable[..., Any], hidden: jax.Array, *rest: Any) -> Any:
         hidden: ``(tokens, features)``.
         rest: The remaining arguments.
     """
-    division = target().division
+    division = Target.current().division
     if division is None:
         return function(hidden, *rest)
     weight, wanted, bias, *options = rest
@@ -56,7 +56,7 @@ def backward(function: Callable[..., Any], grad: Any, logsumexp: Any, *rest: Any
         function: As `tpu_kernels.ops.cross_entropy.loops.backward`.
         grad, logsumexp, rest: Its arguments.
     """
-    division = target().division
+    division = Target.current().division
     if division is None:
         return function(grad, logsumexp, *rest)
     hidden, weight, wanted, bias, *options = rest

@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
     ragged_paged_attention as kernel,
 )
 
-from tpu_core.extend import Target, abstract_mesh, target
+from tpu_core.extend import AbstractChip, Target
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
 from tpu_kernels.ops.ragged_paged_attention import reference
@@ -70,7 +70,7 @@ def _on_one_device(
     page, places = pages.shape[1], page_indices.shape[1]
     # The kernel asks jax which chip it is for; a mesh that the program is divided over says it.
     around = jax.sharding.get_abstract_mesh()
-    mesh = abstract_mesh({"chip": 1}, target().kind or "") if around.empty else around
+    mesh = AbstractChip(Target.current().kind or "").mesh({"chip": 1}) if around.empty else around
     products = 4 * tokens * heads * size * places * page
     with jax.sharding.use_abstract_mesh(mesh), calling(query.dtype, products):
         out = kernel(

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpu_core.compiler.segment import Node, Segment
+from tpu_core.compiler.segment import Node
 from tpu_core.lowering.dtypes import TO_TORCH
 from tpu_core.lowering.views import SLICE, Access
-from tpu_core.pjrt import client as pjrt
 from tpu_core.recorder.functional_variants import functional, overload_of
 
 
@@ -56,31 +55,8 @@ def call_of(
     op = functional(overload_of(node.plan.op))
     if op is None:
         return None
-    positional, keywords, _ = node.plan.arguments(operands, iter(numbers), _read, _number, _zeros)
+    positional, keywords, _ = node.plan.arguments(operands, iter(numbers), _read, _number, zeros)
     return HostCall(op, {**dict(zip(node.plan.positional_names(), positional)), **keywords})
-
-
-def call_of_last(segment: Segment, inputs: Sequence[Any]) -> HostCall | None:
-    """The call behind a segment's last node, or None where there is no functional overload.
-
-    Args:
-        segment: A segment of one op, as in Debug mode.
-        inputs: Arrays of its input slots.
-
-    Example:
-        >>> call = call_of_last(segment, inputs)
-        >>> call.run()  # by CPU kernels, which raise PyTorch's error
-    """
-    *before, node = segment.nodes
-    values = {i: pjrt.fetch(a) for i, a in zip(segment.inputs(), inputs)}
-    for other in before:
-        if other.plan is not None:
-            raise ValueError("call_of_last takes a segment of one op.")
-        for slot in other.outputs:  # uninitialised memory, which reads as zeros
-            assert slot is not None
-            values[slot] = _zeros(segment.slots[slot].shape, segment.slots[slot].dtype)
-    numbers = [n.value for n in segment.numbers[node.numbers :]]
-    return call_of(node, [values[i] for i in node.operands], numbers)
 
 
 def _read(base: torch.Tensor, access: Access, starts: Sequence[int]) -> torch.Tensor:
@@ -101,5 +77,6 @@ def _number(value: Any, dtype: np.dtype[Any]) -> torch.Tensor:
     return torch.tensor(value, dtype=TO_TORCH[dtype], device="cpu")
 
 
-def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """Value of uninitialised memory, as it is read."""
     return torch.zeros(shape, dtype=TO_TORCH[dtype], device="cpu")
