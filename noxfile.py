@@ -383,7 +383,7 @@ def soak(s: nox.Session) -> None:
 
 @session
 def sanitize(s: nox.Session) -> None:
-    """Concurrency tests on the extension built for a sanitizer: address, or ``-- thread``."""
+    """Concurrency tests under a sanitizer: address, or ``-- thread``, or ``-- undefined``."""
     prepare(s, "test")
     python(s, ROOT / "tools" / "sanitize.py", *s.posargs)
 

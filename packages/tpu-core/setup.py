@@ -139,13 +139,14 @@ def finished(minors: list[str]) -> list[str]:
     return [str(found[minor].relative_to(HERE / PACKAGE)) for minor in minors]
 
 
-# Locks check themselves as well (csrc/runtime/locks.h).
+# Locks check themselves as well (csrc/runtime/locks.h). Without `vptr`, which "undefined" has and
+# which asks for type information that torch keeps to itself.
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize=vptr", "-DTPU_CHECK_LOCKS"]
 
 
 def extension() -> CppExtension:
     sanitizer = [f"-fsanitize={EXTENSION.SANITIZER}"] if EXTENSION.SANITIZER else []
-    speed = [*SANITIZED, *sanitizer] if sanitizer else ["-O2", "-g0"]
+    speed = [*sanitizer, *SANITIZED] if sanitizer else ["-O2", "-g0"]
     kineto = Path(torch.__file__).parent / "include" / "kineto"  # of the profiler
     return CppExtension(
         f"tpu_core._extensions.{EXTENSION.build_of(MINOR).parent.name}._C",

@@ -7,6 +7,9 @@ import subprocess
 import sys
 import textwrap
 
+# Under a sanitizer (tools/sanitize.py) all takes several times as long.
+PATIENCE = 5 if os.environ.get("TPU_CORE_SANITIZE") else 1
+
 
 def run(
     code: str, *options: str, timeout: float = 100, **environment: str
@@ -21,7 +24,7 @@ def run(
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout * PATIENCE,
     )
 
 

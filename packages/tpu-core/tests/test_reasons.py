@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
 
 from tpu_core import modes
+from tpu_core.compiler import reasons
+from tpu_core.compiler.reasons import Reasons
+from tpu_core.compiler.segment import Segment
 from tpu_core.metrics import METRICS
+from tpu_core.runtime import runtime
 
 WHOLE = modes.Mode("whole", max_ops=0)  # segments end where the test ends them
 
@@ -91,3 +96,29 @@ def test_results_that_are_read_later():
         "before"
     )
     assert line.endswith(f"in {work.__name__}")
+
+
+def test_a_program_of_another_thread_while_a_reason_is_looked_for(monkeypatch):
+    segments: list[Segment] = []
+    programs = runtime().builder.context.on_program
+    x = zeros(3, 41)
+    programs.append(segments.append)
+    try:
+        with modes.using(WHOLE):
+            reason_of(lambda: x.asinh().acosh())
+            reason_of(lambda: x.acosh().asinh())
+    finally:
+        programs.remove(segments.append)
+    known, new = segments
+    compared, common = Reasons(), reasons._common
+    compared.remember(known)
+
+    def meanwhile(*forms):
+        compared.remember(known)
+        thread = threading.Thread(target=compared.explain, args=(known,))
+        thread.start()
+        thread.join()
+        return common(*forms)
+
+    monkeypatch.setattr(reasons, "_common", meanwhile)
+    assert compared.explain(new).text.startswith("known ops in a new order (2 ops")

@@ -6,7 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from math import prod
 from typing import Any
 
@@ -43,11 +43,16 @@ class _Known:
 
 
 class Reasons:
-    """Remembers what was compiled, to say what is new about a segment."""
+    """Remembers what was compiled, to say what is new about a segment.
+
+    Threads explain at once, each on tables that others add to: iterations go over copies. A lock
+    could not be held, as a finalizer that runs meanwhile may wait for another thread's values.
+    """
 
     def __init__(self) -> None:
         self._forms: dict[str, dict[Form, int]] = {}
-        self._names: list[str] = []  # of each form, by its number
+        self._names: dict[int, str] = {}  # of each form, by its number
+        self._next_number = count()
         self._numbers: dict[str, list[RuntimeScalar]] = {}
         self._latest: deque[_Known] = deque(maxlen=_MOST_COMPARED)
         self._unread: list[Segment] = []  # compiled, not yet in the tables above
@@ -82,8 +87,9 @@ class Reasons:
                 known = self._forms.setdefault(node.name, {})
                 form = form_of(s, node)
                 if form not in known:
-                    known[form] = len(self._names)
-                    self._names.append(node.name)
+                    number = next(self._next_number)
+                    self._names[number] = node.name
+                    known[form] = number
             self._latest.append(self._known(s))
 
     def _known(self, s: Segment) -> _Known:
@@ -96,14 +102,14 @@ class Reasons:
 
     def _new_order(self, s: Segment) -> Reason:
         """Every op is known as it is; what is new is how they stand together."""
-        now = self._known(s)
-        same = [k for k in self._latest if k.forms == now.forms and k.operands == now.operands]
+        now, latest = self._known(s), list(self._latest)
+        same = [k for k in latest if k.forms == now.forms and k.operands == now.operands]
         if same:
             closest = min(same, key=lambda k: len(k.live ^ now.live) + len(k.donated ^ now.donated))
             return _changed_ends(s, closest)
         what = f"known ops in a new order ({len(s.nodes)} ops, cut at: {s.cut})"
-        starts = [_common(k.forms, now.forms) for k in self._latest]
-        ends = [_common(k.forms[::-1], now.forms[::-1]) for k in self._latest]
+        starts = [_common(k.forms, now.forms) for k in latest]
+        ends = [_common(k.forms[::-1], now.forms[::-1]) for k in latest]
         length = max(starts, default=0)
         last = s.nodes[-1].line if s.nodes else None
         if max(ends, default=0) > length:
@@ -111,7 +117,7 @@ class Reasons:
         if length == 0:
             return Reason(what, last or None)
         # Of several, the latest.
-        before = self._latest[len(starts) - 1 - starts[::-1].index(length)].forms
+        before = latest[len(starts) - 1 - starts[::-1].index(length)].forms
         if length == len(now.forms) == len(before):
             return Reason(f"{what}: as before, but on other values", last or None)
         if length == len(now.forms):
@@ -202,7 +208,8 @@ def _difference(form: Form, known: dict[Form, int]) -> str:
         return same + same_sizes - abs(len(other) - len(form))
 
     # The first of the greatest, and the latest come first.
-    closest: Form = max(islice(reversed(known), _MOST_COMPARED), key=likeness)
+    latest = list(islice(reversed(known), _MOST_COMPARED))
+    closest: Form = max(latest, key=likeness)
     before = dict(closest)
     changes = [
         f"{name} {_change(before[name], text)}"

@@ -231,16 +231,16 @@ PYBIND11_MODULE(_C, m) {
   m.def("counters", [] {
     const auto& c = counters();
     py::dict d;
-    d["ops"] = c.ops;
-    d["segments"] = c.segments;
-    d["executions"] = c.executions;
-    d["cache_hits_memory"] = c.hits;
-    d["substitutions"] = c.substitutions;
-    d["signatures"] = c.signatures;
-    d["pieces"] = c.pieces;
-    d["host_ops"] = c.host_ops;
-    d["promotions"] = tier_counters().promotions;
-    d["demotions"] = tier_counters().demotions;
+    d["ops"] = uint64_t{c.ops};
+    d["segments"] = uint64_t{c.segments};
+    d["executions"] = uint64_t{c.executions};
+    d["cache_hits_memory"] = uint64_t{c.hits};
+    d["substitutions"] = uint64_t{c.substitutions};
+    d["signatures"] = uint64_t{c.signatures};
+    d["pieces"] = uint64_t{c.pieces};
+    d["host_ops"] = uint64_t{c.host_ops};
+    d["promotions"] = uint64_t{tier_counters().promotions};
+    d["demotions"] = uint64_t{tier_counters().demotions};
     const auto [uploads, bytes] = host_to_device_counts();
     d["h2d_count"] = uploads;
     d["h2d_bytes"] = bytes;

@@ -414,11 +414,10 @@ void record_resolved(
 
 void Recorder::operator()(
     const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  if (!description_) description_ = describe_op(op);
-  const size_t n = description_->policies.size();
-  if (has_lazy_bits(stack->data() + stack->size() - n, n))
-    return record_resolved(*description_, op, stack);
-  record(*description_, op, stack);
+  const auto& d = description_.of(op);
+  const size_t n = d.policies.size();
+  if (has_lazy_bits(stack->data() + stack->size() - n, n)) return record_resolved(d, op, stack);
+  record(d, op, stack);
 }
 
 }  // namespace tpu

@@ -65,17 +65,36 @@ struct OpDescription {
   mutable std::atomic<int> direct{-1};
 };
 
-// Kernel object of one overload; copies share nothing but the description.
+OpDescription* describe_op(const c10::OperatorHandle& op);
+
+// The description of a kernel's overload, asked for on its first call. Threads may make that call at once,
+// and get the same.
+class KnownDescription {
+ public:
+  KnownDescription() = default;
+  KnownDescription(const KnownDescription& other) : known_(other.known_.load()) {}
+  const OpDescription& of(const c10::OperatorHandle& op) {
+    const auto* d = known_.load(std::memory_order_acquire);
+    if (C10_UNLIKELY(!d)) {
+      d = describe_op(op);
+      known_.store(d, std::memory_order_release);
+    }
+    return *d;
+  }
+
+ private:
+  std::atomic<const OpDescription*> known_{nullptr};
+};
+
+// Kernel object of one overload.
 class Recorder final : public c10::OperatorKernel {
  public:
   void operator()(
       const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
-  OpDescription* description_ = nullptr;
+  KnownDescription description_;
 };
-
-OpDescription* describe_op(const c10::OperatorHandle& op);
 
 // What became of a call.
 struct Recorded {

@@ -257,9 +257,9 @@ at::Tensor& arange_out(
     return out.copy_(flat.view(out.sizes()));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tpu::arange_", "");
-  static auto* description = describe_op(op);
+  static KnownDescription description;
   torch::jit::Stack stack{out.dim() == 1 ? out : out.view(-1), first, by};
-  record(*description, op, &stack);
+  record(description.of(op), op, &stack);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "runtime/hash.h"
+#include "runtime/locks.h"
 
 #include <atomic>
 #include <chrono>
@@ -74,7 +75,7 @@ void note_compile(size_t forms, size_t ops, double seconds);
 
 // Segments that went over to programs, and those that went back.
 struct TierCounters {
-  uint64_t promotions = 0, demotions = 0;
+  Counter promotions, demotions;  // g_mutex
 };
 TierCounters& tier_counters();
 

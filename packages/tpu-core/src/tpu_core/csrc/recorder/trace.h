@@ -116,8 +116,8 @@ int64_t pending_bytes(int16_t device);
 std::unordered_map<const Cell*, ValuePtr> former_values();
 
 struct Counters {
-  uint64_t ops = 0, segments = 0, executions = 0, hits = 0, substitutions = 0, signatures = 0,
-           pieces = 0, host_ops = 0;
+  Counter ops, segments, signatures, substitutions, pieces, host_ops;  // g_mutex
+  Counter executions, hits;                                            // the GIL
 };
 Counters& counters();
 

@@ -56,10 +56,10 @@ class Unboxed {
   explicit Unboxed(const c10::OperatorHandle& op) : op_(op), kernel_(op.typed<Result(Args...)>()) {}
 
   Result operator()(Args... args) {
-    if (!description_) description_ = describe_op(op_);
+    const auto& d = description_.of(op_);
     const BorrowedArguments<Args...> arguments(args...);
     {
-      DirectCall call(*description_, arguments.data());
+      DirectCall call(d, arguments.data());
       if constexpr (std::is_reference_v<Result>) {
         if (call && call.run([&] { call_kernel(call, args...); }))
           return std::get<0>(std::tie(args...));
@@ -71,17 +71,17 @@ class Unboxed {
     }
     if (has_lazy_bits(arguments.data(), sizeof...(Args))) {
       auto stack = arguments.stack();
-      record_resolved(*description_, op_, &stack);
+      record_resolved(d, op_, &stack);
       if constexpr (std::is_reference_v<Result>) return std::get<0>(std::tie(args...));
       else return std::move(stack[0]).toTensor();
     }
-    auto recorded = record_call(*description_, arguments.data());
+    auto recorded = record_call(d, arguments.data());
     if (recorded.results) {
       if constexpr (!std::is_reference_v<Result>)
         return std::move((*recorded.results)[0]).toTensor();
     } else if (recorded.handler) {
       auto stack = arguments.stack();
-      call_python(recorded.handler, *description_, op_, &stack);
+      call_python(recorded.handler, d, op_, &stack);
       if constexpr (!std::is_reference_v<Result>) return std::move(stack[0]).toTensor();
     } else if constexpr (!std::is_reference_v<Result>) {
       return std::move(recorded.fresh[0]);
@@ -116,7 +116,7 @@ class Unboxed {
 
   c10::OperatorHandle op_;
   c10::TypedOperatorHandle<Result(Args...)> kernel_;
-  OpDescription* description_ = nullptr;
+  KnownDescription description_;
 };
 
 template <typename Result, typename... Args>

@@ -13,11 +13,12 @@
 
 #include <Python.h>
 
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <utility>
 
 #ifdef TPU_CHECK_LOCKS
-#include <atomic>
 #include <thread>
 #endif
 
@@ -162,6 +163,22 @@ class Guarded {
  private:
   LeafMutex mutex_;
   T value_{};
+};
+
+// A number that changes under one lock and is read without it.
+class Counter {
+ public:
+  operator uint64_t() const { return n_.load(std::memory_order_relaxed); }
+  // One writer at a time: a plain addition, which a read sees before it or after it.
+  Counter& operator++() { return set(*this + 1); }
+  Counter& operator--() { return set(*this - 1); }
+
+ private:
+  Counter& set(uint64_t n) {
+    n_.store(n, std::memory_order_relaxed);
+    return *this;
+  }
+  std::atomic<uint64_t> n_{0};
 };
 
 }  // namespace tpu

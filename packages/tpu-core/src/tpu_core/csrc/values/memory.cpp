@@ -22,7 +22,12 @@ namespace tpu {
 namespace {
 
 constexpr size_t kDevices = 128;
-constexpr size_t kSpace = size_t{1} << 41;  // per device; reserved, never touched
+// Per device; reserved, never touched.
+#ifdef __SANITIZE_THREAD__
+constexpr size_t kSpace = size_t{1} << 37;  // of the 1.5 TiB that the sanitizer leaves a program
+#else
+constexpr size_t kSpace = size_t{1} << 41;
+#endif
 constexpr size_t kAlign = 512;
 
 // Distinct storages need distinct, non-overlapping addresses (safetensors and transformers compare
@@ -243,12 +248,13 @@ c10::DataPtr allocate(ValuePtr value) {
     cell = storages->spaces.at(device).take(value->nbytes, device);
     cell->in_use = true;
     ++cell->generation;
+    cell->value = std::move(value);  // `live_values` sees cells that are in use
   } else {
     cell = new Cell;
     cell->device = device;
+    cell->value = std::move(value);
+    g_storages.lock()->empty.insert(cell);
   }
-  cell->value = std::move(value);
-  if (!cell->address) g_storages.lock()->empty.insert(cell);
   note_allocated(cell);
   return {cell->address, cell, &free_cell, c10::Device(c10::kPrivateUse1, device)};
 }
@@ -385,7 +391,10 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
     }
   }
   auto fresh = allocate(nbytes, device, bytes);
-  if (kept) static_cast<Cell*>(fresh.get_context())->value = std::move(kept);
+  if (kept) {
+    auto* made = static_cast<Cell*>(fresh.get_context());
+    put_value(made, made->generation, made->value.get(), kept);
+  }
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(nbytes);
 }
