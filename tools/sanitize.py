@@ -1,4 +1,4 @@
-"""Build the C++ extension for a sanitizer and run the tests of concurrency with it.
+"""Build the C++ extensions for a sanitizer and run the tests of concurrency with them.
 
 ``python tools/sanitize.py [address|undefined|thread] [pytest's options]``. Each source is a
 translation unit of its own here, so that both ways of building are tried, and locks check
@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE = ROOT / "packages" / "tpu-core"
+# Packages with an extension.
+EXTENSIONS = tuple(ROOT / "packages" / name for name in ("tpu-core", "tpu-distributed"))
 TESTS = (
     *(
         f"packages/tpu-core/tests/test_{name}.py"
@@ -26,6 +27,7 @@ TESTS = (
     ),
     "packages/tpu-eager/tests/test_background.py",
     "packages/tpu-eager/tests/test_liveness.py",
+    "packages/tpu-distributed/tests/test_all_reduce_of_hosts.py",
 )
 # A fork while another thread allocates leaves gcc 12's own allocator locked in the child.
 FORKS = (
@@ -54,7 +56,8 @@ def main() -> int:
         sys.exit(f"no sanitizer {kind!r}: one of {', '.join(LIBRARIES)}")
     env = {**os.environ, "TPU_CORE_SANITIZE": kind, "TPU_CORE_SEPARATE": "1"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=CORE, env=env, check=True)
+    for package in EXTENSIONS:
+        subprocess.run(command, cwd=package, env=env, check=True)
     # Loaded before Python: libstdc++ too, whose exceptions are intercepted.
     preload = f"{library(LIBRARIES[kind])} {library('libstdc++.so.6')}"
     env |= {"LD_PRELOAD": preload, "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1", **OPTIONS}

@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from tpu_core.extend._runtime import Artifacts as Artifacts
     from tpu_core.extend._runtime import defer_events as defer_events
     from tpu_core.extend._runtime import join_world as join_world
-    from tpu_core.extend._runtime import make_backend as make_backend
     from tpu_core.extend._runtime import note_kernel as note_kernel
     from tpu_core.extend._runtime import on_synchronize as on_synchronize
-    from tpu_core.extend._runtime import ring_all_reduce as ring_all_reduce
     from tpu_core.extend._values import DeviceValue as DeviceValue
     from tpu_core.extend._values import draw_seeds as draw_seeds
     from tpu_core.extend._values import flush as flush
@@ -222,8 +220,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "defer_events": "extend._runtime",
         "World": "pjrt.distributed",
         "join_world": "extend._runtime",
-        "make_backend": "extend._runtime",
-        "ring_all_reduce": "extend._runtime",
         "PeerListener": "pjrt.handshake:PeerListener",
         "connect_peer": "pjrt.handshake:connect",
         "listen_for_peers": "pjrt.handshake:listen",
