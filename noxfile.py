@@ -85,6 +85,8 @@ DIST = ROOT / "dist"
 # A file that changes what an editable install has built or recorded; other Python files are read
 # from the source tree.
 BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/**/*.*")
+# Those of tpu-core that change what each package with an extension has built.
+SHARED_INPUTS = ("src/tpu_core/cpp_build.py", "src/tpu_core/include/**/*.h")
 
 # `nox -s NAME --python 3.11` finds the sessions; the shared environment replaces nox's own.
 session = nox.session(python=PYTHON, venv_backend="none")
@@ -146,9 +148,12 @@ def install_once(
 
 def content_hash(package: Path) -> str:
     digest = hashlib.sha256()
-    for pattern in BUILD_INPUTS:
-        for path in sorted(package.glob(pattern)):
-            digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    found = [(package, pattern) for pattern in BUILD_INPUTS]
+    if (package / "setup.py").exists():
+        found += [(ROOT / "packages" / "tpu-core", pattern) for pattern in SHARED_INPUTS]
+    for folder, pattern in found:
+        for path in sorted(folder.glob(pattern)):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

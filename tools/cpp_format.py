@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    files = [p for end in ("cpp", "h") for p in ROOT.glob(f"packages/*/src/**/csrc/**/*.{end}")]
+    kinds = ("csrc/**/*.cpp", "csrc/**/*.h", "include/**/*.h")
+    files = [p for kind in kinds for p in ROOT.glob(f"packages/*/src/*/{kind}")]
     tool = Path(sys.executable).with_name("clang-format")
     mode = ("--dry-run", "-Werror") if "--check" in sys.argv else ("-i",)
     return subprocess.run([tool, *mode, *sorted(files)], check=False).returncode

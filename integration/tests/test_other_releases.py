@@ -10,10 +10,11 @@ import pytest
 ANOTHER_TORCH = """
 import importlib.util, sys
 (folder,) = importlib.util.find_spec("tpu_core").submodule_search_locations
-spec = importlib.util.spec_from_file_location("tpu_core._extension", folder + "/_extension.py")
-extension = sys.modules["tpu_core._extension"] = importlib.util.module_from_spec(spec)
+file = folder + "/cpp_extension.py"
+spec = importlib.util.spec_from_file_location("tpu_core.cpp_extension", file)
+extension = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(extension)
-extension.builds = lambda: {"2.9": None}
+extension.CORE.builds = lambda: {"2.9": None}
 """
 ANOTHER_JAX = """
 from importlib import metadata

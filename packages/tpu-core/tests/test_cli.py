@@ -15,8 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tpu_core import _extension, platforms
 from tpu_core import config as config_module
+from tpu_core import platforms
 from tpu_core.cache import ExecutableStore
 from tpu_core.cli import app as app_module
 from tpu_core.cli import checks
@@ -24,6 +24,7 @@ from tpu_core.cli.app import app
 from tpu_core.cli.cache import parse_age
 from tpu_core.cli.checks import Check, satisfies
 from tpu_core.cli.ops import missing_ops, registered_ops
+from tpu_core.cpp_extension import CORE
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_doctor_says_whether_the_shared_cache_answers(tpu, tmp_path):
 
 
 def test_doctor_reports_torch_of_another_version(monkeypatch):
-    monkeypatch.setattr(_extension, "builds", lambda: {"2.11": Path(), "2.12": Path()})
+    monkeypatch.setattr(CORE, "builds", lambda: {"2.11": Path(), "2.12": Path()})
     check = checks._check_extension("2.13.0+cpu")
     assert check.status == "broken"
     assert check.value == "2.13.0+cpu, and tpu-core was built for 2.11, 2.12"
@@ -146,7 +147,7 @@ def test_doctor_reports_torch_of_another_version(monkeypatch):
 
 
 def test_doctor_reports_an_extension_that_is_not_built(monkeypatch):
-    monkeypatch.setattr(_extension, "builds", dict)
+    monkeypatch.setattr(CORE, "builds", dict)
     check = checks._check_extension("2.13.0")
     assert check.status == "broken"
     assert "the extension of tpu-core is not built for Python 3." in check.value

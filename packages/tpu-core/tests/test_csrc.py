@@ -7,16 +7,13 @@ from collections import defaultdict
 
 import pytest
 
-from tpu_core import _extension
+from tpu_core.cpp_extension import CORE, HEADERS
 
-if not _extension.CSRC.exists():
+if not CORE.csrc.exists():
     pytest.skip("an installed wheel has no sources", allow_module_level=True)
 
 # The lowest first.
-LAYERS = (
-    *("runtime", "values", "recorder", "execution"),
-    *("custom_ops", "collectives", "bindings"),
-)
+LAYERS = ("runtime", "values", "recorder", "execution", "custom_ops", "bindings")
 NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.DOTALL)
 DECLARED = re.compile(
     r"\b(?:struct|class|enum class|enum)\s+(\w+)|\busing\s+(\w+)\s*="  # types
@@ -64,21 +61,28 @@ def test_internal_names_are_of_one_source():
     one would be an overload of another's, and might be called in its place.
     """
     places = defaultdict(set)
-    for path in sorted(_extension.CSRC.rglob("*.cpp")):
+    for path in sorted(CORE.csrc.rglob("*.cpp")):
         for name in internal_names(path.read_text()):
-            places[name].add(str(path.relative_to(_extension.CSRC)))
+            places[name].add(str(path.relative_to(CORE.csrc)))
     shared = {name: sorted(found) for name, found in places.items() if len(found) > 1}
     assert not shared
 
 
 def test_headers_include_lower_layers_alone():
     wrong = []
-    for path in sorted(_extension.CSRC.rglob("*/*.h")):
+    for path in sorted(CORE.csrc.rglob("*/*.h")):
         own = LAYERS.index(path.parent.name)
         for included in re.findall(r'#include "(\w+)/', path.read_text()):
             if LAYERS.index(included) > own:
-                wrong.append(f"{path.relative_to(_extension.CSRC)} includes a header of {included}")
+                wrong.append(f"{path.relative_to(CORE.csrc)} includes a header of {included}")
     assert not wrong
+
+
+def test_headers_for_other_extensions_include_none_of_the_layers():
+    headers = sorted(HEADERS.rglob("*.h"))
+    assert headers
+    for path in headers:
+        assert not re.findall(r'#include "', path.read_text()), path
 
 
 def test_numbers_of_lowerings():

@@ -125,7 +125,7 @@ def test_another_backend_keeps_its_device(order, tmp_path):
 EXTENSION = """
 import importlib.util, pathlib, sys
 folder = pathlib.Path(importlib.util.find_spec("tpu_core").origin).parent
-spec = importlib.util.spec_from_file_location("tpu_core._extension", folder / "_extension.py")
+spec = importlib.util.spec_from_file_location("tpu_core.cpp_extension", folder / "cpp_extension.py")
 sys.modules[spec.name] = extension = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(extension)
 """
@@ -135,7 +135,7 @@ def test_a_torch_of_another_version_says_what_to_install():
     out = clean(
         EXTENSION
         + textwrap.dedent("""
-        extension.builds = lambda: {"2.9": None, "2.99": None}
+        extension.CORE.builds = lambda: {"2.9": None, "2.99": None}
         import torch
         from tpu_core.errors import VersionMismatchError
 
@@ -245,7 +245,7 @@ def test_an_extension_of_other_sources_says_so():
     out = clean(
         EXTENSION
         + textwrap.dedent("""
-        extension.sources_digest = lambda: "of a later checkout"
+        extension.CORE.sources_digest = lambda: "of a later checkout"
         import torch
         from tpu_core.errors import VersionMismatchError
         try:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from threads_as_ranks import LIMIT, in_turn
-from tpu_core import _C
+from tpu_distributed import _C
 from tpu_distributed.connections import Connections, Reduced
 
 REFERENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

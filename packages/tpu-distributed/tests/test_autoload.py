@@ -14,8 +14,8 @@ exec(spawn.REGISTER)
 
 
 def test_registering_imports_nothing() -> None:
-    code = f"{spawn.REGISTER}\nimport sys; print([m for m in ('jax', 'tpu_distributed.backend') "
-    code += "if m in sys.modules])"
+    code = f"{spawn.REGISTER}\nimport sys; heavy = 'jax', 'tpu_distributed.backend', "
+    code += "'tpu_distributed._C'; print([m for m in heavy if m in sys.modules])"
     command = [sys.executable, "-c", code]
     printed = subprocess.run(
         command, env=spawn.environment(), capture_output=True, text=True, check=True, timeout=100

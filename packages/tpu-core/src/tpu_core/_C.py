@@ -1,5 +1,5 @@
 """Stand-in for the extension's build for the installed torch."""
 
-from tpu_core import _extension
+from tpu_core.cpp_extension import CORE
 
-_extension.load(__name__)
+CORE.load_build()

@@ -13,7 +13,6 @@ import sys
 # A backend that takes PyTorch's one device slot and, whatever the order of entry points, fails
 # inside `import torch` if the slot is taken before.
 _RIVAL = "torch_tpu"
-_REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation tpu-core"
 
 _loaded = False
 
@@ -72,30 +71,12 @@ def _stand_down(why: str) -> None:
 
 def _extension_problem() -> tuple[str, str] | None:
     """Problem and remedy if the built extension cannot be loaded into this torch, or None."""
-    import torch
+    from tpu_core.cpp_extension import CORE
 
-    from tpu_core import _extension
-
-    builds = _extension.builds()
-    minor = _extension.minor(torch.__version__)
-    if builds and minor not in builds:
-        known = ", ".join(builds)
-        return (
-            f"tpu_core was built for torch {known}, but torch {torch.__version__} is installed.",
-            f'Install a torch that it was built for (pip install "torch=={list(builds)[-1]}.*"), '
-            f"or rebuild tpu-core for the installed one ({_REBUILD}).",
-        )
-    if builds and not _extension.is_current(builds[minor]):
-        return (
-            "The extension of tpu_core was built from other sources than those beside it.",
-            "Rebuild it: run a nox session, or install the package again from its folder "
-            "(pip install --no-build-isolation --editable packages/tpu-core).",
-        )
+    if (problem := CORE.problem()) is not None:
+        return problem
     try:
         from tpu_core import _C  # noqa: F401
     except ImportError as error:
-        return (
-            f"The extension of tpu_core cannot be loaded into torch {torch.__version__}: {error}",
-            f"Reinstall tpu-core for this torch ({_REBUILD}).",
-        )
+        return CORE.load_problem(error)
     return None

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tpu_core.extend import World, make_backend, runtime
+from tpu_core.extend import World, runtime
 from tpu_distributed import slices, world
+from tpu_distributed._native import make_backend
 from tpu_distributed.flight_records.recorder import RECORDER
 from tpu_distributed.group import Group
 from tpu_distributed.rendezvous import Rendezvous

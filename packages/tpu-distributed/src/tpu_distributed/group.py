@@ -12,12 +12,9 @@ import torch
 from torch.distributed import PrefixStore
 
 from tpu_core.errors import CollectiveMismatchError
-from tpu_core.extend import (
-    DeviceValue,
-    hide_lines_of,
-    make_backend,
-)
+from tpu_core.extend import DeviceValue, hide_lines_of
 from tpu_distributed import messages, ragged, spmd_region, traced_collectives
+from tpu_distributed._native import make_backend
 from tpu_distributed.collective_programs import Build, CollectivePrograms, Tensors
 from tpu_distributed.dispatcher import SENDER, Task
 from tpu_distributed.executors import CollectiveExecutor
@@ -40,7 +37,7 @@ _ROOTED = frozenset({"reduce", "gather", "scatter"})
 
 
 class Group:
-    """Implementation of c10d's collectives for `tpu_core.extend.make_backend`.
+    """Implementation of c10d's collectives for a c10d backend in C++.
 
     Args:
         control: Agrees with the other ranks.

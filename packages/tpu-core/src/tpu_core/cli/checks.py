@@ -6,14 +6,16 @@ canaries of known faults run in processes of their own.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform as python_platform
 import sys
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
-from tpu_core import _extension, platforms
+from tpu_core import platforms
 from tpu_core.cache.shared import without_credentials
 from tpu_core.cli.cache_checks import check_cache as check_cache
 from tpu_core.cli.check import Check as Check
@@ -21,6 +23,7 @@ from tpu_core.cli.check import Status as Status
 from tpu_core.cli.fault_checks import check_known_faults
 from tpu_core.config import config, settings
 from tpu_core.config.spelling import misspelt_variables
+from tpu_core.cpp_extension import CORE, Extension, minor
 from tpu_core.errors import ConfigurationError, TpuNotAvailableError
 from tpu_core.versions import installed as installed
 from tpu_core.versions import pins_of
@@ -70,13 +73,13 @@ def check_versions() -> Iterator[Check]:
         yield _check_pins("libtpu", libtpu, ("jax",), "warning")
     for name in _OURS:
         if version := installed(name):
-            yield Check(section, name, version)
+            yield _check_package(name, version)
 
 
 def _check_extension(torch_version: str) -> Check:
     """Return whether the C++ extension is there and was built for the installed torch."""
     section, name = "Versions", "torch"
-    builds = _extension.builds()
+    builds = CORE.builds()
     if not builds:
         remedy = (
             "Reinstall tpu-core with a C++ compiler there: pip install --force-reinstall tpu-core"
@@ -84,7 +87,7 @@ def _check_extension(torch_version: str) -> Check:
         python = ".".join(map(str, sys.version_info[:2]))
         value = f"{torch_version}, and the extension of tpu-core is not built for Python {python}"
         return Check(section, name, value, "broken", remedy)
-    if _extension.minor(torch_version) not in builds:
+    if minor(torch_version) not in builds:
         value = f"{torch_version}, and tpu-core was built for {', '.join(builds)}"
         remedy = (
             f"Install a torch that it was built for: pip install torch=={list(builds)[-1]}.*, or "
@@ -93,6 +96,18 @@ def _check_extension(torch_version: str) -> Check:
         )
         return Check(section, name, value, "broken", remedy)
     return Check(section, name, torch_version)
+
+
+def _check_package(name: str, version: str) -> Check:
+    """Return whether the C++ extension of another package, if it has one, can be loaded."""
+    found = importlib.util.find_spec(name.replace("-", "_"))
+    if name == "tpu-core" or found is None or found.origin is None:
+        return Check("Versions", name, version)
+    extension = Extension(found.name, Path(found.origin).parent)
+    if extension.folder.exists() and (problem := extension.problem()):
+        what, remedy = problem
+        return Check("Versions", name, f"{version}: {what}", "broken", remedy)
+    return Check("Versions", name, version)
 
 
 def _check_pins(name: str, version: str, askers: tuple[str, ...], status: Status) -> Check:

@@ -70,7 +70,8 @@ class VersionMismatchError(TpuError):
     **How it happens.** tpu-core holds a build of its C++ extension for one or more minor versions
     of torch. After `pip install --upgrade torch` none of them may fit; after `pip install --upgrade
     jax` its jaxlib may be too new. `import torch` still works; the first use of the device raises
-    this error.
+    this error. The first process group raises it where the extension of tpu-distributed does not
+    fit, the import of its module `_C` for that of another package.
 
     ```pycon
     >>> torch.ones(2, device="tpu")

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from tpu_core.extend._ops import to_torch_dtype as to_torch_dtype
     from tpu_core.extend._random import RandomKey as RandomKey
     from tpu_core.extend._runtime import Artifacts as Artifacts
-    from tpu_core.extend._runtime import make_backend as make_backend
     from tpu_core.extend._runtime import on_synchronize as on_synchronize
-    from tpu_core.extend._runtime import ring_all_reduce as ring_all_reduce
     from tpu_core.extend._values import DeviceValue as DeviceValue
     from tpu_core.extend._values import flush as flush
     from tpu_core.extend._values import user_line as user_line
@@ -154,8 +152,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "profile_work": "profiler.spans:work",
         "World": "extend._worlds",
         "PeerHandshake": "pjrt.handshake",
-        "make_backend": "extend._runtime",
-        "ring_all_reduce": "extend._runtime",
     },
 }
 """By concept: the module of ``tpu_core`` that each name is in, and its name there if another."""

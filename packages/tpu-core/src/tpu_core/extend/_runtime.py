@@ -6,9 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from tpu_core import _C, synchronization
+from tpu_core import synchronization
 
 
 def on_synchronize(
@@ -33,62 +31,6 @@ def on_synchronize(
         synchronization.QUEUES.append(finish)
     if defers_events is not None:
         synchronization.DEFERS.append(defers_events)
-
-
-def make_backend(rank: int, size: int, timeout: float, implementation: Any) -> Any:
-    """A c10d backend whose collectives a Python object carries out.
-
-    Args:
-        rank: Of this process in the group.
-        size: Number of processes.
-        timeout: Seconds that c10d allows a collective unless a call says otherwise.
-        implementation: Has c10d's collectives as methods: ``allreduce(tensors, op, timeout,
-            is_async)`` and so on, each of which returns a work.
-
-    Example:
-        >>> backend = make_backend(0, 2, 600.0, group)
-    """
-    return _C.make_backend(rank, size, "tpu", timeout, implementation)
-
-
-def ring_all_reduce(
-    source: int,
-    out: int,
-    elements: int,
-    dtype: torch.dtype,
-    op: str,
-    factor: float,
-    divisor: int,
-    rank: int,
-    size: int,
-    next: int,
-    previous: int,
-    seconds: float,
-) -> None:
-    """Reduce memory of this process with that of others around a ring of sockets.
-
-    Args:
-        source, out: Addresses of ``elements`` numbers each; they may be equal.
-        elements: Number of elements.
-        dtype: Of a number.
-        op: ``"sum"``, ``"min"``, ...
-        factor: Number that this process' elements are multiplied by first.
-        divisor: Number that the results are divided by.
-        rank, size: Of this process in the ring, and of the ring.
-        next, previous: File descriptors of connections to the neighbours.
-        seconds: Longest wait for a neighbour.
-
-    Raises:
-        TimeoutError: A neighbour does not answer.
-        OSError: A connection was lost.
-
-    Example:
-        >>> ends = to.fileno(), of.fileno()
-        >>> ring_all_reduce(p, p, n, torch.float32, "sum", 1.0, 1, 0, 2, *ends, 60.0)
-    """
-    _C.ring_all_reduce(
-        *(source, out, elements, dtype, op, factor, divisor, rank, size, next, previous, seconds)
-    )
 
 
 class Artifacts:

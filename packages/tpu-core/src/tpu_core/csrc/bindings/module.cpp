@@ -1,7 +1,5 @@
 // The Python module `tpu_core._C`.
 #include "bindings/enums.h"
-#include "collectives/process_group.h"
-#include "collectives/ring.h"
 #include "custom_ops/callable.h"
 #include "custom_ops/defined_ops.h"
 #include "custom_ops/list_calls.h"
@@ -15,6 +13,7 @@
 #include "recorder/record.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
+#include "runtime/ended_threads.h"
 #include "runtime/python.h"
 #include "runtime/source_location.h"
 #include "values/device.h"
@@ -29,9 +28,10 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <atomic>
+#include <unordered_set>
 #include <utility>
 
-extern const char* const kSources;  // written by setup.py: the digest of these files
+extern const char* const kSources;  // written by cpp_build.py: the digest of these files
 
 namespace tpu {
 namespace {
@@ -121,26 +121,23 @@ Mode mode_of(const py::tuple& t) {
   return {t[0].cast<int64_t>(), t[1].cast<bool>(), kept(t[2]), t[3].cast<bool>(), kept(t[4])};
 }
 
+// Gives every value that is on a device the array that `replacement` makes of its present one. Nothing may
+// be recorded or running.
+void replace_arrays(py::object replacement) {
+  std::unordered_set<const Value*> seen;
+  for (const auto& value : live_values()) {
+    if (!value || value->state != State::Ready || !seen.insert(value.get()).second) continue;
+    py::object array = Function{replacement}(py::handle(value->array), value->device);
+    Lock lock(g_mutex, std::defer_lock);
+    acquire(lock);
+    value->set_array(array.release().ptr());
+  }
+}
+
+constexpr CoreFunctions kCoreFunctions{
+    CoreFunctions::kVersion, &handles_signals, [](PyObject* object) { release_reference(object); }};
+
 }  // namespace
-
-PythonError PythonError::current() {
-  PythonError error;
-  PyErr_Fetch(&error.type, &error.value, &error.traceback);
-  PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
-  if (error.traceback) PyException_SetTraceback(error.value, error.traceback);
-  error.build_message();
-  return error;
-}
-
-bool PythonError::is_interruption() const {
-  return !PyErr_GivenExceptionMatches(type, PyExc_Exception) ||
-      PyObject_HasAttrString(value, "is_interruption");
-}
-
-PythonError::~PythonError() {
-  for (auto** object : {&type, &value, &traceback})
-    release_reference(std::exchange(*object, nullptr));
-}
 
 Function callback(const char* name) {
   PyObject* f = g_callbacks ? PyDict_GetItemString(g_callbacks, name) : nullptr;
@@ -181,6 +178,9 @@ int16_t device_count() {
 
 PYBIND11_MODULE(_C, m) {
   using namespace tpu;
+  g_core = &kCoreFunctions;
+  m.attr("FUNCTIONS") =
+      py::capsule(static_cast<const void*>(&kCoreFunctions), CoreFunctions::kName);
   m.attr("SOURCES") = kSources;
   m.doc() = "The C++ part of tpu_core: device hooks, storages, dispatch and traces.";
   g_main_thread = (pthread_t)py::module_::import("threading")
@@ -269,6 +269,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("add_undo", [](int device, py::handle f) {
     add_undo(static_cast<int16_t>(device), f.ptr());
   });
+  m.def("replace_arrays", &replace_arrays);
   m.def("value_array", &value_array);
   m.def("mark_shared", [](const at::Tensor& t) { cell_of(t)->value->shared = true; });
   m.def("is_whole", &is_whole);
@@ -298,9 +299,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_thread_precision", &set_thread_precision);
   m.def("set_implementations", &set_implementations);
   register_enums(m);
-  register_process_group(m);
   register_promises(m);
-  register_ring(m);
   register_profiler(m);
   m.def("set_checks", &set_checks);
   m.def("set_donates", &set_donates);

@@ -2,8 +2,6 @@
 
 #include "runtime/locks.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <exception>
 
@@ -20,19 +18,6 @@ void on_terminate() {
 }
 
 }  // namespace
-
-bool interpreter_ends() {
-  if (!Py_IsInitialized()) return true;
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing();
-#else
-  return _Py_IsFinalizing();
-#endif
-}
-
-void park() {
-  while (true) pause();
-}
 
 void park_ended_threads() { g_former = std::set_terminate(&on_terminate); }
 

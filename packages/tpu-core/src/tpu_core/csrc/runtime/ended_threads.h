@@ -3,12 +3,6 @@
 
 namespace tpu {
 
-// Whether a thread that asks for the GIL now is ended, unless it is the one that ends the interpreter.
-bool interpreter_ends();
-
-// Stops this thread until the process is gone.
-[[noreturn]] void park();
-
 // Has threads parked that Python ends. It unwinds their stacks, and a destructor that takes the GIL back, as
 // PyTorch's do after each op, turns that into std::terminate: a daemon thread that trains would abort the
 // process at its end. Python 3.14 parks such threads itself.

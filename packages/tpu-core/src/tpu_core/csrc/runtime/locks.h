@@ -9,9 +9,7 @@
 // (`nox -s sanitize`) aborts where this does not hold.
 #pragma once
 
-#include "runtime/ended_threads.h"
-
-#include <Python.h>
+#include <tpu_core/python.h>
 
 #include <atomic>
 #include <cstdint>
@@ -98,24 +96,6 @@ void check_locked(const char* function);
 
 // Whether signals are handled on this thread, Python's first: it looks for them while it waits (Ctrl-C).
 bool handles_signals();
-
-// Releases the GIL, where it is held, for a scope that may block on g_mutex.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-  ~WithoutGil() {
-    if (!state_) return;
-    // Python ends a thread that asks for the GIL while the interpreter ends, and with C++ on its stack the
-    // process aborts: the thread stays here until the process is gone.
-    if (interpreter_ends() && !handles_signals()) park();
-    PyEval_RestoreThread(state_);
-  }
-
- private:
-  PyThreadState* state_;
-};
 
 // A mutex that a fork waits for: the child, which has the forking thread alone, could never take one that
 // another thread held.

@@ -2,21 +2,22 @@
 //
 // PyTorch lets Python subclass a whole process group, not the backend of one of its devices; a group
 // with gloo for CPU tensors beside ours needs a backend.
-#include "collectives/process_group.h"
-
-#include "values/memory.h"
-#include "values/value.h"
+#include "module.h"
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace tpu {
 namespace {
@@ -24,23 +25,6 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
-
-// A Python object that any thread may drop.
-class Implementation {
- public:
-  explicit Implementation(py::object object) : object_(object.release().ptr()) {}
-  Implementation(const Implementation&) = delete;
-  ~Implementation() { release_reference(object_); }
-
-  template <typename... Args>
-  py::object call(const char* method, Args&&... args) const {
-    const py::object bound = py::handle(object_).attr(method);
-    return Function{bound}(std::forward<Args>(args)...);
-  }
-
- private:
-  PyObject* object_;
-};
 
 py::object seconds(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0) return py::none();  // kNoTimeout, c10d::kUnsetTimeout
@@ -116,7 +100,7 @@ class PythonWork final : public c10d::Work {
   }
 
  private:
-  Implementation impl_;
+  SharedObject impl_;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
@@ -247,25 +231,12 @@ class PythonBackend final : public c10d::Backend {
 
   std::string name_;
   c10::intrusive_ptr<Options> options_;
-  Implementation impl_;
+  SharedObject impl_;
 };
 
 c10::intrusive_ptr<c10d::Backend> make_backend(
     int rank, int size, const std::string& name, double timeout, py::object implementation) {
   return c10::make_intrusive<PythonBackend>(rank, size, name, timeout, std::move(implementation));
-}
-
-// Gives every value that is on a device the array that `replacement` makes of its present one. Nothing may
-// be recorded or running.
-void replace_arrays(py::object replacement) {
-  std::unordered_set<const Value*> seen;
-  for (const auto& value : live_values()) {
-    if (!value || value->state != State::Ready || !seen.insert(value.get()).second) continue;
-    py::object array = Function{replacement}(py::handle(value->array), value->device);
-    Lock lock(g_mutex, std::defer_lock);
-    acquire(lock);
-    value->set_array(array.release().ptr());
-  }
 }
 
 // Times of a step that DistributedDataParallel logs, as of the CPU: when the host issued what they are of.
@@ -291,9 +262,6 @@ C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::PrivateUse1, tpu::HostT
 
 namespace tpu {
 
-void register_process_group(py::module_& m) {
-  m.def("make_backend", &make_backend);
-  m.def("replace_arrays", &replace_arrays);
-}
+void register_process_group(py::module_& m) { m.def("make_backend", &make_backend); }
 
 }  // namespace tpu

@@ -3,7 +3,7 @@
 //
 // It is in C++ because it must not ask for the GIL while it runs: the thread that records ops would let it wait
 // for 5 ms at every message.
-#include "collectives/ring.h"
+#include "module.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace tpu {
 namespace {
@@ -212,6 +213,6 @@ void ring_all_reduce(
 
 }  // namespace
 
-void register_ring(py::module_& m) { m.def("ring_all_reduce", &ring_all_reduce); }
+void register_ring_all_reduce(py::module_& m) { m.def("ring_all_reduce", &ring_all_reduce); }
 
 }  // namespace tpu
