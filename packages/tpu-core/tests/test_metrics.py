@@ -37,7 +37,7 @@ def test_everything_is_counted(metrics):
     metrics.host_sync(None, "print")
     metrics.d2h(7)
     metrics.debug_check()
-    metrics.padded_execution()
+    metrics.padded_execution(4)
     metrics.host_part("a.py:4", 0.25)
     metrics.host_part("a.py:4", 0.5)
     metrics.outline()
@@ -59,6 +59,7 @@ def test_everything_is_counted(metrics):
         "executions": 0,
         "pieces": 0,
         "padded_executions": 1,
+        "padding_copies": 4,
         "host_parts": 2,
         "host_part_seconds": 0.75,
         "outlines": 1,

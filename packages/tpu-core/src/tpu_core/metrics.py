@@ -32,6 +32,7 @@ COUNTERS: dict[str, str] = {
     "executions": "Programs run.",
     "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
+    "padding_copies": "Inputs of those that were copied to the host and back, for other padding.",
     "host_parts": "Parts of segments that differ in each step, run by CPU kernels: each would be "
     "a program to compile.",
     "host_part_seconds": "Seconds they took, copies and waiting included.",
@@ -198,10 +199,11 @@ class Metrics:
         with self._lock:
             self._count["compiles_pending"] += change
 
-    def padded_execution(self) -> None:
-        """Count a run of a program on padded arrays."""
+    def padded_execution(self, copies: int) -> None:
+        """Count a run of a program on padded arrays, and the inputs that were padded for it."""
         with self._lock:
             self._count["padded_executions"] += 1
+            self._count["padding_copies"] += copies
 
     def verification(self) -> None:
         """Count a run of a program that was repeated op by op."""

@@ -32,6 +32,7 @@ from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size, bucket
 from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
+from tpu_core.pjrt.padded_array import PaddedArray
 
 RULE_MODULES = (contractions, elementwise, indexing, linalg, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
@@ -279,6 +280,19 @@ class BucketedProgram:
                 smallest = min(size.symbols, key=lambda s: chosen[s])
                 chosen[smallest] = bucket(chosen[smallest] + 1)
         return tuple(chosen)
+
+    def padded_sizes(self, segment: Segment, arrays: Sequence[Any]) -> list[int]:
+        """For each symbol the largest size to which an input is padded already; 0 for none."""
+        assert self.fit is not None
+        largest = [0] * len(self.fit.symbols)
+        for slot, array in zip(segment.inputs(), arrays):
+            if not isinstance(array, PaddedArray):
+                continue
+            for size, padded in zip(self.shape(slot), array.array.shape):
+                if size.scale == 1 and len(size.symbols) == 1:
+                    (symbol,) = size.symbols
+                    largest[symbol] = max(largest[symbol], padded)
+        return largest
 
     def bound(self, slot: int, buckets: Sequence[int]) -> tuple[int, ...]:
         """Shape of a value's array between programs."""

@@ -23,7 +23,7 @@ from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import NotPaddableError
 from tpu_core.padding.synthetic import has_graphs, ops_of, synthesize
 from tpu_core.pjrt import client as pjrt
-from tpu_core.pjrt.padded_array import PaddedArray, fitted
+from tpu_core.pjrt.padded_array import PaddedArray, array_of, fitted
 
 _Run = Callable[[list[Any], Sequence[int], Sequence[tuple[int, ...]]], list[Any]]
 
@@ -172,12 +172,14 @@ class PaddedPrograms:
         """
         executable, key = bucketed.programs[buckets]
         run = self._runner(bucketed, s, buckets, executable)
+        inputs = [bucketed.bound(i, buckets) for i in s.inputs()]
         shapes = [s.slots[i].shape for i in s.live]
 
         def execute(arguments: list[Any]) -> list[Any] | None:
             if gives_way(arguments):
                 return None
-            METRICS.padded_execution()
+            copies = sum(array_of(a).shape != bound for a, bound in zip(arguments, inputs))
+            METRICS.padded_execution(copies)
             return run(arguments, values, shapes)
 
         program = self._context.program(s, executable, key)

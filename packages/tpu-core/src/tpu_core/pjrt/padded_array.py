@@ -58,12 +58,17 @@ def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return np.zeros(shape, dtype)
 
 
+def array_of(array: Any) -> Any:
+    """The array that holds a value, with its padding."""
+    return array.array if isinstance(array, PaddedArray) else array
+
+
 def fitted(array: Any, shape: Sequence[int], device: Any) -> Any:
     """The array padded to ``shape``; by way of the host, as each shape would need a program.
 
     What it holds in the padding is never read, so an array of the right shape is taken as it is.
     """
-    source = array.array if isinstance(array, PaddedArray) else array
+    source = array_of(array)
     if source.shape == tuple(shape):
         return source
     window = array.window() if isinstance(array, PaddedArray) else np.asarray(array)

@@ -193,7 +193,7 @@ class Families:
     ) -> Program | None:
         bucketed, promotion = family.bucketed, family.promotion
         wanted = bucketed.buckets(values)
-        buckets = self._buckets(family, s, values, wanted)
+        buckets = self._buckets(family, s, values, wanted, arrays)
         if buckets is None:
             return None
         if buckets not in bucketed.programs:
@@ -220,7 +220,12 @@ class Families:
         return self._context.is_stored(self._padded.key(family.bucketed, s, buckets))
 
     def _buckets(
-        self, family: _Family, s: Segment, values: Sequence[int], wanted: tuple[int, ...]
+        self,
+        family: _Family,
+        s: Segment,
+        values: Sequence[int],
+        wanted: tuple[int, ...],
+        arrays: Sequence[Any],
     ) -> tuple[int, ...] | None:
         """The buckets of the program to use, of which there need be none yet.
 
@@ -234,14 +239,14 @@ class Families:
             assert bucketed.fit is not None
             pairs = zip(bucketed.recordings, bucketed.fit.values)
             known = next((v for r, v in pairs if r.program), values)
-            return self._with_room(family, [max(pair) for pair in zip(values, known)])
+            return self._with_room(family, s, [max(pair) for pair in zip(values, known)], arrays)
         larger = [b for b in programs if all(x >= y for x, y in zip(b, wanted))]
         nearest = min(larger, key=math.prod, default=None)
         if nearest is None:
             if len(programs) >= _MOST_PROGRAMS:
                 return None
             # One that serves all sizes so far: the buckets of several sizes have many combinations.
-            roomy = self._with_room(family, values)
+            roomy = self._with_room(family, s, values, arrays)
             wider = tuple(map(max, zip(roomy, *programs)))
             if len(programs) >= _MOST_DISJOINT or self._is_cheap(family, wider, wanted):
                 return wider
@@ -252,16 +257,24 @@ class Families:
             return wanted
         return nearest
 
-    def _with_room(self, family: _Family, values: Sequence[int]) -> tuple[int, ...]:
+    def _with_room(
+        self, family: _Family, s: Segment, values: Sequence[int], arrays: Sequence[Any]
+    ) -> tuple[int, ...]:
         """Buckets for some sizes, and for somewhat larger ones where that costs little."""
         bucketed = family.bucketed
         wanted: tuple[int, ...] = bucketed.buckets(values)
         if config().buckets:  # the user's
             return wanted
         chosen = wanted
+        # An array with other padding goes by way of the host.
+        padded = bucketed.padded_sizes(s, arrays)
         for room in (lambda n: math.ceil(_ROOM * n), lambda n: _LEAST):
             for i, value in enumerate(values):
-                larger = [b if j != i else max(b, room(value)) for j, b in enumerate(chosen)]
+                # What fills its bucket may be the weights, which have no padding in any run.
+                if value == wanted[i] and not padded[i]:
+                    continue
+                larger = list(chosen)
+                larger[i] = max(chosen[i], padded[i] or room(value))
                 roomy = bucketed.buckets(values, larger)
                 if self._is_cheap(family, roomy, wanted):
                     chosen = roomy
