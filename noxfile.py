@@ -192,6 +192,7 @@ def step_lint(s: nox.Session) -> None:
     python(s, "-m", "ruff", "check", "--no-cache", ".")
     python(s, "-m", "ruff", "format", "--check", ".")
     python(s, ROOT / "tools" / "cpp_format.py", "--check")
+    python(s, ROOT / "tools" / "cpp_tidy.py")
     python(s, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
     python(s, "tools/vocabulary.py")
 

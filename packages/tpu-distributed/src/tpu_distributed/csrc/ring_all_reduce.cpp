@@ -41,7 +41,8 @@ Reduce reduce_of(const std::string& op) {
 }
 
 // A failed system call.
-struct SocketError {
+struct SocketError final : std::exception {
+  explicit SocketError(int error) : number(error) {}
   int number;
 };
 
@@ -50,7 +51,7 @@ struct SocketError {
 class Socket {
  public:
   explicit Socket(int descriptor) : descriptor_(dup(descriptor)) {
-    if (descriptor_ < 0) throw SocketError{errno};
+    if (descriptor_ < 0) throw SocketError(errno);
   }
   Socket(const Socket&) = delete;
   ~Socket() { close(descriptor_); }
@@ -137,11 +138,14 @@ class Ring {
     auto* to = reduces ? static_cast<char*>(segment_.data_ptr()) + filled_
                        : static_cast<char*>(out_.data_ptr()) + begin + receiving_.bytes;
     const ssize_t received = ::recv(socket, to, wanted - filled_, MSG_DONTWAIT);
-    if (received == 0) throw SocketError{ECONNRESET};
+    if (received == 0) throw SocketError(ECONNRESET);
     if (received < 0) return may_try_again();
     if (!reduces) {
       receiving_.bytes += received;
-    } else if ((filled_ += received) == wanted) {
+      return true;
+    }
+    filled_ += received;
+    if (filled_ == wanted) {
       const int64_t first = (begin + receiving_.bytes) / source_.element_size();
       const int64_t elements = wanted / source_.element_size();
       at::Tensor out = out_.narrow(0, first, elements);
@@ -153,7 +157,7 @@ class Ring {
   }
 
   static bool may_try_again() {
-    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) throw SocketError{errno};
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) throw SocketError(errno);
     return false;
   }
 
@@ -164,11 +168,11 @@ class Ring {
         {sends ? next : -1, POLLOUT, 0}, {receiving_.part < parts ? previous : -1, POLLIN, 0}};
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) throw SocketError{ETIMEDOUT};
+    if (left.count() <= 0) throw SocketError(ETIMEDOUT);
     const int ready =
         poll(sockets, 2, static_cast<int>(std::min<int64_t>(left.count(), INT32_MAX)));
     if (ready >= 0) return;
-    if (errno != EINTR) throw SocketError{errno};
+    if (errno != EINTR) throw SocketError(errno);
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw PythonError::current();
   }

@@ -203,7 +203,7 @@ class Families:
             bucketed.programs[buckets] = made
         counter = promotion.counter(s.key, values, buckets)
         # Not later: sizes may be known better then, and these buckets be of others.
-        waste = family.waste(wanted, buckets, self._is_cpu)
+        waste = family.waste(wanted, buckets, self._is_cpu) if wanted != buckets else 0.0
 
         def gives_way(arguments: list[Any]) -> bool:
             if counter.due(arguments, self._context.may_compile):

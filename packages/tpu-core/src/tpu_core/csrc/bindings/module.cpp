@@ -123,7 +123,7 @@ Mode mode_of(const py::tuple& t) {
 
 // Gives every value that is on a device the array that `replacement` makes of its present one. Nothing may
 // be recorded or running.
-void replace_arrays(py::object replacement) {
+void replace_arrays(const py::object& replacement) {
   std::unordered_set<const Value*> seen;
   for (const auto& value : live_values()) {
     if (!value || value->state != State::Ready || !seen.insert(value.get()).second) continue;
@@ -218,7 +218,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("flush", [](const char* cut) { flush_current(cut); }, py::arg("cut") = "explicit cut");
   m.def("wait_for_autograd", &wait_for_autograd);
   m.def("flush_all", [](int device, const char* cut) { flush_all(device, cut); });
-  m.def("set_default_mode", [](py::tuple t) { set_default_mode(mode_of(t)); });
+  m.def("set_default_mode", [](const py::tuple& t) { set_default_mode(mode_of(t)); });
   m.def("set_thread_mode", [](std::optional<py::tuple> t) {
     set_thread_mode(t ? std::optional<Mode>(mode_of(*t)) : std::nullopt);
   });
@@ -257,7 +257,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("clear_programs", &clear_programs);
   m.def("program_runs", &program_runs);
   m.def("drain_references", &drain_references);
-  m.def("ignoring_arguments", [](py::object function) {
+  m.def("ignoring_arguments", [](const py::object& function) {
     return py::cpp_function([function](const py::args&) {
       if (!g_bad_fork) function();  // XLA's threads may have held its locks
     });

@@ -28,8 +28,8 @@ void each_tensor(c10::ArrayRef<c10::IValue> values, F f) {
     else if (v.isTensorList())
       for (const at::Tensor& t : v.toTensorList()) f(t);
     else if (v.isOptionalTensorList())
-      for (const std::optional<at::Tensor>& t : v.toOptionalTensorList()) f(t ? *t : at::Tensor());
-    else if (v.isList() && v.toListRef().size() && v.toListRef()[0].isTensor())
+      for (const std::optional<at::Tensor> t : v.toOptionalTensorList()) f(t ? *t : at::Tensor());
+    else if (v.isList() && !v.toListRef().empty() && v.toListRef()[0].isTensor())
       for (const auto& t : v.toListRef()) f(t.toTensor());
   }
 }
@@ -220,7 +220,7 @@ bool has_derivative(const at::Tensor& t) {
   return t.defined() && (t.is_floating_point() || t.is_complex());
 }
 
-void set_history(at::Tensor t, const NodePtr<Derivative>& node) {
+void set_history(const at::Tensor& t, const NodePtr<Derivative>& node) {
   if (has_derivative(t))
     torch::autograd::impl::set_gradient_edge(t, {node, node->add_input_metadata(t)});
   else node->add_input_metadata(torch::autograd::Node::undefined_input());
@@ -237,7 +237,7 @@ c10::IValue without_tangents(
   if (value.isTensor()) return primal(value.toTensor());
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> found;
-    for (const std::optional<at::Tensor>& t : value.toOptionalTensorList()) {
+    for (const std::optional<at::Tensor> t : value.toOptionalTensorList()) {
       const auto p = primal(t ? *t : at::Tensor());
       found.push_back(p.defined() ? std::optional(p) : std::nullopt);
     }

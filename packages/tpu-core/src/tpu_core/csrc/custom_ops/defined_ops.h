@@ -29,6 +29,6 @@ void register_not_differentiable(const std::string& name);
 
 // A callable for the op. It takes plain tensors, lists of them and numbers by position without PyTorch's
 // general parser; `general` is called for everything else.
-py::object op_caller(const std::string& name, py::object general);
+py::object op_caller(const std::string& name, const py::object& general);
 
 }  // namespace tpu

@@ -83,7 +83,8 @@ PyObject* record_list(
 
 }  // namespace
 
-py::object list_caller(const std::string& name, const py::tuple& others, py::object general) {
+py::object list_caller(
+    const std::string& name, const py::tuple& others, const py::object& general) {
   const auto parsed = torch::jit::parseName(name);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
       parsed.name.c_str(), parsed.overload_name.c_str());

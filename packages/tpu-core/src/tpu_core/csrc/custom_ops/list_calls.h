@@ -12,6 +12,6 @@ namespace tpu {
 // list of new tensors. `general`, of the list alone, is called instead wherever PyTorch might do anything
 // on the way to the recorder: for subclasses, tensors of other devices, gradients, modes, transforms, a
 // profiler.
-py::object list_caller(const std::string& name, const py::tuple& others, py::object general);
+py::object list_caller(const std::string& name, const py::tuple& others, const py::object& general);
 
 }  // namespace tpu

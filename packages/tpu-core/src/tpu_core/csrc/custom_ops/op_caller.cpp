@@ -84,7 +84,7 @@ PyObject* returned(torch::jit::Stack&& stack) {
 
 }  // namespace
 
-py::object op_caller(const std::string& name, py::object general) {
+py::object op_caller(const std::string& name, const py::object& general) {
   return make_callable([op = handle_of(name), general](const PythonCall& c) -> PyObject* {
     torch::jit::Stack stack;
     if (c.kwnames || !gather(stack, op, c.args, c.count())) return c.pass_on(general);

@@ -57,8 +57,8 @@ bool cpu_kernel_takes(
 
 int64_t fused_sdp_choice(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
-    std::optional<double> scale, bool enable_gqa) {
+    const std::optional<at::Tensor>& mask, double dropout, bool /*is_causal*/,
+    std::optional<double> /*scale*/, bool enable_gqa) {
   const auto& context = at::globalContext();
   // CPU kernels and programs of the same ops, so that a segment may go from one to the other. What is
   // traced becomes a program.

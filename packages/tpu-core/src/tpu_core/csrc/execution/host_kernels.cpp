@@ -85,7 +85,7 @@ class Aliases {
         list.push_back(t ? std::optional((*this)(*t, is_written)) : std::nullopt);
       return list;
     }
-    if (v.isList() && v.toListRef().size() && v.toListRef()[0].isTensor()) {
+    if (v.isList() && !v.toListRef().empty() && v.toListRef()[0].isTensor()) {
       c10::List<at::Tensor> list;
       for (const auto& t : v.toListRef()) list.push_back((*this)(t.toTensor(), is_written));
       return list;
@@ -144,7 +144,7 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   auto find = [&]() -> std::optional<c10::OperatorHandle> {
     if (d.name.rfind("aten::", 0) != 0 || d.random || host_function(d)) return {};
     const auto twin = kTwins.find(d.name);
-    const auto op = c10::Dispatcher::singleton().findOp(
+    auto op = c10::Dispatcher::singleton().findOp(
         operator_name(twin == kTwins.end() ? d.name : twin->second));
     if (!op || op->hasTag(at::Tag::nondeterministic_seeded)) return {};
     if (d.name.find("nested") != std::string::npos || d.name.find("sparse") != std::string::npos)

@@ -166,7 +166,7 @@ py::object without_padding(Value& v, const py::object& array) {
 
 namespace {
 
-void fail(Segment& s, std::shared_ptr<const Failure> why) {
+void fail(Segment& s, const std::shared_ptr<const Failure>& why) {
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
   for (auto& v : s.slots)

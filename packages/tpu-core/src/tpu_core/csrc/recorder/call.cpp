@@ -196,7 +196,7 @@ void add_tensor(Call& c, const OpDescription& d, const at::Tensor& t, bool writt
       earlier.overwrites = earlier.form == Form::Whole;
       write.overwrites = write.form == Form::Whole;
     }
-    c.hasher.add(static_cast<uint64_t>(write.chained + 1));
+    c.hasher.add(static_cast<uint64_t>(write.chained) + 1);
     c.writes.push_back(std::move(write));
   }
 }
@@ -216,7 +216,7 @@ bool overflows(at::ScalarType to, Number x) {
     TPU_CASE(uint64_t, UInt64)
     TPU_CASE(at::Half, Half)
     TPU_CASE(at::BFloat16, BFloat16)
-    TPU_CASE(float, Float)
+    TPU_CASE(float, Float)  // NOLINT(bugprone-branch-clone): a complex number's parts
     TPU_CASE(float, ComplexFloat)
 #undef TPU_CASE
     default: return false;

@@ -74,7 +74,7 @@ std::vector<Numbers> read(const std::vector<Word>& words) {
     others.append(py::handle(array));
     numbers[0] = -1;
   }
-  if (others.size() == 0) return all;
+  if (others.empty()) return all;
   const auto read = callback("read_words")(others).cast<std::vector<Numbers>>();
   auto next = read.begin();
   for (auto& numbers : all)

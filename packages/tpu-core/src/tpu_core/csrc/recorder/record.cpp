@@ -397,11 +397,12 @@ void record_resolved(
   for (size_t i = 0; i < n; ++i) {
     auto& v = (*stack)[first + i];
     if (!has_lazy_bits(&v, 1)) continue;
-    at::Tensor original = v.toTensor(), plain = original;
+    const at::Tensor original = v.toTensor();
+    at::Tensor plain = original;
     if (plain.is_conj()) plain = at::conj_physical(plain.conj());
     if (plain.is_neg()) plain = at::neg(plain._neg_view());
     v = plain;
-    if (d.writes[i]) written.push_back({i, std::move(original), std::move(plain)});
+    if (d.writes[i]) written.push_back({i, original, std::move(plain)});
   }
   record(d, op, stack);
   for (auto& w : written) {

@@ -137,7 +137,7 @@ at::Tensor as_strided(
 at::Tensor& set_storage_offset(
     at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
     at::IntArrayRef strides) {
-  at::native::checkSetStorage(self, source, offset, sizes, strides);
+  at::native::checkSetStorage(self, std::move(source), offset, sizes, strides);
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_offset(offset);
   if (strides.data() || sizes.empty()) {
@@ -189,7 +189,7 @@ const at::Tensor& resize_(
     if (self.numel() && needed > self.storage().nbytes())
       resize_storage(self.storage().unsafeGetStorageImpl(), needed);
   }
-  return self;
+  return self;  // NOLINT(bugprone-return-const-ref-from-parameter): ATen's signature
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
@@ -243,7 +243,8 @@ at::Tensor& arange_out(
         start.isFloatingPoint() || end.isFloatingPoint() || step.isFloatingPoint();
     if (out.scalar_type() == at::kLong && !(kRangesHaveLengthsAsGiven && has_float)) {
       TORCH_CHECK_VALUE(stride != 0, "step must be nonzero");
-      length = static_cast<double>((to - from + stride - (stride > 0 ? 1 : -1)) / stride);
+      const int64_t count = (to - from + stride - (stride > 0 ? 1 : -1)) / stride;
+      length = static_cast<double>(count);
     }
   }
   TORCH_CHECK(

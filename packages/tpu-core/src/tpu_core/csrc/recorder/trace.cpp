@@ -238,6 +238,7 @@ void flush_all(int16_t device, const char* cut) {
 std::unordered_map<const Cell*, ValuePtr> former_values() {
   TPU_ASSERT_LOCKED();
   std::vector<const FormerState*> formers;
+  formers.reserve(g_traces.size());
   for (const auto* t : g_traces) formers.push_back(&t->current.former);
   add_running_formers(formers);
   std::unordered_map<const Cell*, ValuePtr> values;

@@ -103,6 +103,7 @@ class Unboxed {
     }
   }
 
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): the types of the schema.
   Result call_kernel(DirectCall& call, Args... args) {
     size_t next = 0;
     // Braces: the first argument first.

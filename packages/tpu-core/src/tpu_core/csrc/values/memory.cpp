@@ -87,10 +87,10 @@ class AddressSpace {
     const size_t units = std::max<size_t>(1, (nbytes + kAlign - 1) / kAlign);
     if (units <= 8) return static_cast<uint8_t>(units - 1);
     const int shift = 60 - __builtin_clzll(units - 1);  // (units - 1) >> shift is in [8, 16)
-    return static_cast<uint8_t>(8 * shift + ((units - 1) >> shift));
+    return static_cast<uint8_t>(size_t{8} * shift + ((units - 1) >> shift));
   }
   static size_t bytes_of_class(uint8_t size_class) {
-    if (size_class < 8) return (size_class + 1) * kAlign;
+    if (size_class < 8) return (size_t{size_class} + 1) * kAlign;
     const int shift = size_class / 8 - 1;
     return (static_cast<size_t>(size_class % 8 + 9) << shift) * kAlign;
   }
@@ -387,7 +387,7 @@ void resize_storage(c10::StorageImpl* storage, size_t nbytes) {
       contents.narrow(0, 0, static_cast<int64_t>(old))
           .copy_(read_bytes(cell->value, "resize_").narrow(0, 0, static_cast<int64_t>(old)));
       kept = make_value(bytes, nbytes, device, State::Host);
-      kept->host = contents;
+      kept->host = std::move(contents);
     }
   }
   auto fresh = allocate(nbytes, device, bytes);
