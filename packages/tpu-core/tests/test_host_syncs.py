@@ -98,7 +98,7 @@ def test_reading_results_that_are_there_is_no_loop_of_waits():
 
 def test_a_read_that_leaves_the_device_its_work(monkeypatch: pytest.MonkeyPatch):
     # The loss of the step before: what runs meanwhile is not done when it has been read.
-    monkeypatch.setattr(host_syncs, "_idle", lambda array: False)
+    monkeypatch.setattr(host_syncs.HostSyncs, "_is_idle", lambda self, array: False)
 
     def work():
         for loss in training():

@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import views
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import to_jax, to_torch
 from tpu_core.lowering.views import GENERAL, SLICE, WHOLE, Access
 

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_core import _C, modes
+from tpu_core import _C, modes, synchronization
 from tpu_core.errors import HostSyncWarning
 from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
@@ -61,6 +61,11 @@ class HostSyncs:
         self._warned: set[str] = set()
         self._steps = 0
         self._hooked = False
+        self._devices: list[Any] = []
+
+    def watch(self, devices: list[Any]) -> None:
+        """Take the devices whose work is waited for, once they are known."""
+        self._devices = devices
 
     def read(self, line: str, reason: str, array: Any) -> None:
         """A value was read by the host, which waited for it.
@@ -99,7 +104,7 @@ class HostSyncs:
         if window is None or window.made != made:
             self._windows[line] = _Window(programs, self._steps, made, programs)
             return None
-        if window.latest == programs or not _idle(array):
+        if window.latest == programs or not self._is_idle(array):
             return None
         window.latest = programs
         window.reads += 1
@@ -114,6 +119,12 @@ class HostSyncs:
             return f"the last {READS} in {steps} optimizer steps"
         return f"the last {READS} in {ran} programs run"
 
+    def _is_idle(self, array: Any) -> bool:
+        """Return whether the device of ``array`` has nothing left to run."""
+        devices = self._devices
+        index = 0 if len(devices) == 1 else devices.index(next(iter(array.devices())))
+        return synchronization.is_ready(_C.newest_array(index), index)
+
     def _hook(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -122,15 +133,6 @@ class HostSyncs:
 
     def _count_step(self, *_: Any) -> None:
         self._steps += 1
-
-
-def _idle(array: Any) -> bool:
-    """Return whether the device of ``array`` has nothing left to run."""
-    from tpu_core import runtime, synchronization
-
-    devices = runtime.runtime().client.devices
-    index = 0 if len(devices) == 1 else devices.index(next(iter(array.devices())))
-    return synchronization.is_ready(_C.newest_array(index), index)
 
 
 SYNCS = HostSyncs()

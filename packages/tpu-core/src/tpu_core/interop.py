@@ -51,7 +51,7 @@ def from_jax(array: Any, device: Any = None) -> torch.Tensor:
         >>> from_jax(jnp.ones(3)).device
         device(type='tpu', index=0)
     """
-    from tpu_core.lowering.dtypes import TO_TORCH
+    from tpu_core.dtypes import TO_TORCH
     from tpu_core.runtime import runtime
 
     devices = runtime().client.devices

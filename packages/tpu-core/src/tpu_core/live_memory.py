@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import _C, memory_history
+from tpu_core import _C, memory_stacks
 
 PARAMETERS = "parameters"
 BUFFERS = "buffers"
@@ -73,7 +73,7 @@ def live_tensors(device: int) -> list[LiveTensor]:
         known = found.get(value)
         if known is not None and _KINDS.index(known.kind) <= _KINDS.index(kind):
             continue
-        line = memory_history.stack(stack).line
+        line = memory_stacks.stack(stack).line
         found[value] = LiveTensor(
             kind, name, nbytes, _dtype_name(dtype), shape, line, is_pending=not allocated
         )
@@ -89,7 +89,7 @@ def bytes_by_kind(tensors: Iterable[LiveTensor]) -> dict[str, int]:
 
 
 def _dtype_name(code: int) -> str:
-    from tpu_core.lowering.dtypes import dtype_of_code
+    from tpu_core.dtypes import dtype_of_code
 
     return str(dtype_of_code(code)).removeprefix("torch.")
 

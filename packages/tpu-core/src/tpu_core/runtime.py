@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import typing_extensions  # PyTorch requires it
-
 from tpu_core import (
     _C,
     gc_control,
+    internal_files,
     modes,
     platforms,
     synchronization,
@@ -30,10 +28,6 @@ from tpu_core.errors import ForkedProcessError, ProcessGroupError
 from tpu_core.host_copies import HOST_COPIES
 
 _lock = threading.RLock()
-# Folders and files of code whose lines are not the user's.
-_internal = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
-# Where the wrappers of PyTorch's deprecated functions are.
-_internal.append(typing_extensions.__file__)
 _state: Runtime | None = None
 _owner = 0
 
@@ -101,6 +95,7 @@ def _start() -> Runtime:
         exit_calls,
         exit_checks,
         input_pipeline,
+        layouts,
         logs,
         lowering,
         memory_limit,
@@ -109,7 +104,6 @@ def _start() -> Runtime:
     )
     from tpu_core.cache.tiers import open_store, remembered_names
     from tpu_core.compiler.builder import ProgramBuilder
-    from tpu_core.device import layouts
     from tpu_core.lowering.registry import REGISTRY
     from tpu_core.metrics import METRICS
     from tpu_core.pjrt import client as pjrt
@@ -135,7 +129,7 @@ def _start() -> Runtime:
         lowerings=" ".join(entry.op for entry in REGISTRY),
     )
     _C.register_overloads(overloads)
-    _C.set_internal_prefixes(tuple(_internal))
+    internal_files.apply()
     _C.set_default_mode(modes.current().native())
     tiers.choose(client)
     checked.choose()
@@ -167,12 +161,14 @@ def _apply_config() -> None:
 def _set_callbacks(client: Any, builder: Any) -> None:
     """Give the extension the functions of Python that it calls: ``callback("name")`` there."""
     from tpu_core import exit_calls, graph_capture, host_reads, interruptible, memory_limit
+    from tpu_core.host_syncs import SYNCS
     from tpu_core.pjrt import client as pjrt
     from tpu_core.pjrt import jax_settings
     from tpu_core.pjrt import padded_array as arrays
     from tpu_core.recorder import checked, op_schema, signature
 
     devices = client.devices
+    SYNCS.watch(devices)
     callbacks = {
         "describe": op_schema.describe,
         "miss": signature.new_signature,
@@ -286,26 +282,6 @@ def _keep_workers_quiet() -> None:
     warnings.filterwarnings(
         "ignore", r"os\.fork\(\) was called", RuntimeWarning, r"multiprocessing\.popen_fork"
     )
-
-
-def hide_lines_of(file: str) -> None:
-    """Never name a line of a package as the user's.
-
-    Args:
-        file: A file in the package's folder.
-
-    Example:
-        >>> hide_lines_of(__file__)
-    """
-    _internal.append(os.path.dirname(file) + os.sep)
-    if is_initialized():
-        _C.set_internal_prefixes(tuple(_internal))
-
-
-def package_folders() -> tuple[str, ...]:
-    """Folders of code that is this project's: not the user's, and not PyTorch's."""
-    torch_folder = os.path.dirname(torch.__file__) + os.sep
-    return tuple(folder for folder in _internal if folder != torch_folder)
 
 
 def runtime() -> Runtime:

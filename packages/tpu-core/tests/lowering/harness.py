@@ -14,7 +14,7 @@ from jax.extend.core import jaxprs_in_params
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, drop_arguments, to_jax, to_torch, weak
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.pjrt import known_faults

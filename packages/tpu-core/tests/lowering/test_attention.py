@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import attention  # noqa: F401
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
 from tpu_core.lowering.registry import REGISTRY
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from lowering.harness import CompareLowerings, check_opinfo
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import convolution  # noqa: F401
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
 from tpu_core.lowering.registry import REGISTRY
 

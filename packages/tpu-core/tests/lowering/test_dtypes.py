@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpu_core.lowering.dtypes import TO_NUMPY, cast, op_math, result_type, to_numpy_dtype
+from tpu_core.dtypes import TO_NUMPY, cast, op_math, result_type, to_numpy_dtype
 from tpu_core.lowering.evaluate import to_jax, to_torch, weak
 from tpu_core.torch_compat import HALF_COMPLEX
 

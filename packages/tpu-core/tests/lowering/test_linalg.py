@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lowering.harness import CompareLowerings, check_opinfo
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import linalg, lu  # noqa: F401
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
 from tpu_core.lowering.registry import REGISTRY
 

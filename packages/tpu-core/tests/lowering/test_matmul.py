@@ -11,8 +11,8 @@ import torch
 from jax import lax
 
 from lowering.harness import CompareLowerings, check_opinfo
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import matmul
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
 from tpu_core.lowering.precision import matmul_precision, precision, precision_name
 from tpu_core.lowering.registry import REGISTRY

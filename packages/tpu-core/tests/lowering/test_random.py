@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy import stats
 
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import distributions, random, random_integers
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, weak
 from tpu_core.lowering.registry import REGISTRY
 

@@ -8,8 +8,8 @@ import jax
 import pytest
 import torch
 
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import rnn  # noqa: F401
-from tpu_core.lowering.dtypes import to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
 from tpu_core.lowering.registry import REGISTRY
 

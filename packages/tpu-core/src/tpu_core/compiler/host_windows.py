@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.dtypes import TO_TORCH
 from tpu_core.lowering.views import SLICE, WHOLE, Access
 
 

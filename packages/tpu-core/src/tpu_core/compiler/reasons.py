@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from tpu_core.compiler.segment import Node, RuntimeScalar, Segment
-from tpu_core.lowering.dtypes import dtype_text
+from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import Access
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, _Written
 

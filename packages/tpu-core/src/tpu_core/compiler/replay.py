@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core.compiler import host_windows as windows
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.dtypes import TO_TORCH
 from tpu_core.errors import KernelCompilationError
-from tpu_core.lowering.dtypes import TO_TORCH
 from tpu_core.lowering.evaluate import to_jax, to_torch
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.compute import flatten

@@ -17,6 +17,7 @@ from tpu_core import gc_control
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.fusion_depth import FusionDepths
 from tpu_core.compiler.recomputation import Barriers
+from tpu_core.dtypes import dtype_of_code, to_numpy_dtype
 from tpu_core.errors import (
     CompilationError,
     KernelCompilationError,
@@ -24,7 +25,6 @@ from tpu_core.errors import (
     TpuError,
 )
 from tpu_core.lowering import implementations
-from tpu_core.lowering.dtypes import dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.implementations import KernelSelection
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import import_hooks, torch_compat
-from tpu_core.device import layouts
+from tpu_core import import_hooks, layouts, torch_compat
 
 
 def install() -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tpu_core.compiler.providers import ProgramRequest as ProgramRequest
     from tpu_core.compiler.segment import Node as Node
     from tpu_core.compiler.segment import Segment as Segment
+    from tpu_core.dtypes import cast as cast
+    from tpu_core.dtypes import to_numpy_dtype as to_numpy_dtype
     from tpu_core.extend._graphs import register_graph_op as register_graph_op
     from tpu_core.extend._imports import when_imported as when_imported
     from tpu_core.extend._ops import call_through as call_through
@@ -37,11 +39,10 @@ if TYPE_CHECKING:
     from tpu_core.extend._values import flush as flush
     from tpu_core.extend._values import user_line as user_line
     from tpu_core.extend._worlds import World as World
+    from tpu_core.internal_files import hide_lines_of as hide_lines_of
     from tpu_core.interop import from_jax as from_jax
     from tpu_core.lowering import load as load_lowerings
     from tpu_core.lowering.checks import BodyChecks as BodyChecks
-    from tpu_core.lowering.dtypes import cast as cast
-    from tpu_core.lowering.dtypes import to_numpy_dtype as to_numpy_dtype
     from tpu_core.lowering.evaluate import to_jax as copy_to_jax
     from tpu_core.lowering.implementations import Kernel as Kernel
     from tpu_core.lowering.implementations import KernelSelection as KernelSelection
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from tpu_core.recorder.compute import GraphEvaluator as GraphEvaluator
     from tpu_core.recorder.decompose import table as decompositions
     from tpu_core.report.html import template as html_template
-    from tpu_core.runtime import hide_lines_of as hide_lines_of
     from tpu_core.runtime import runtime as runtime
     from tpu_core.verification.executed_op import ExecutedOp as ExecutedOp
 
@@ -87,8 +87,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "meta_function": "extend._ops",
     },
     "Values in lowerings": {
-        "cast": "lowering.dtypes",
-        "to_numpy_dtype": "lowering.dtypes",
+        "cast": "dtypes",
+        "to_numpy_dtype": "dtypes",
         "to_torch_dtype": "extend._ops",
         "copy_to_jax": "lowering.evaluate:to_jax",
         "from_jax": "interop",
@@ -142,7 +142,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "DeviceValue": "extend._values",
         "flush": "extend._values",
         "user_line": "extend._values",
-        "hide_lines_of": "runtime",
+        "hide_lines_of": "internal_files",
     },
     "The device and worlds of processes": {
         "runtime": "runtime",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tpu_core import _C
-from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.dtypes import TO_TORCH
 from tpu_core.lowering.registry import REGISTRY, Lowering
 
 if TYPE_CHECKING:

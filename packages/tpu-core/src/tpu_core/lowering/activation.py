@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, compute
+from tpu_core.dtypes import cast, compute
 from tpu_core.lowering.random import uniform01
 from tpu_core.lowering.registry import lowering
 

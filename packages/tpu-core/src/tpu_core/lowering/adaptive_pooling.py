@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, is_float, op_math
+from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.pooling import lowest, scatter_planes
 from tpu_core.lowering.registry import lowering
 from tpu_core.lowering.weighted_gather import WeightedGather, apply

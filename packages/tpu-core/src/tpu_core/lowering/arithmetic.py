@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpu_core.dtypes import cast, compute, compute_float, is_float, is_number, promote
 from tpu_core.lowering.branch_cuts import rsqrt, sqrt
-from tpu_core.lowering.dtypes import cast, compute, compute_float, is_float, is_number, promote
 from tpu_core.lowering.registry import lowering
 
 Array = jax.Array

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.normalization import Gradients, affine, input_gradient
 from tpu_core.lowering.reduction import count_of, moments, sum_over
 from tpu_core.lowering.registry import lowering

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, promote
+from tpu_core.dtypes import cast, promote
 from tpu_core.lowering.registry import lowering, register_table
 
 Array = jax.Array

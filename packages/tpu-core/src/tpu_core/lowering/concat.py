@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast
+from tpu_core.dtypes import cast
 from tpu_core.lowering.registry import lowering
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.matmul import contract, moved
 from tpu_core.lowering.precision import precision_of
 from tpu_core.lowering.registry import lowering

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from tpu_core.dtypes import TO_TORCH, cast, to_numpy_dtype
 from tpu_core.lowering import checks
-from tpu_core.lowering.dtypes import TO_TORCH, cast, to_numpy_dtype
 from tpu_core.lowering.implementations import implementation
 from tpu_core.lowering.registry import Lowering
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 
 

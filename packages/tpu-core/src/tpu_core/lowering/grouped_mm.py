@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.kernel_costs import KernelCost
 from tpu_core.lowering.matmul import contract

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast
+from tpu_core.dtypes import cast
 from tpu_core.lowering.int4_layout import K_TILE, LANES, TILE
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math, to_numpy_dtype
+from tpu_core.dtypes import cast, op_math, to_numpy_dtype
 from tpu_core.lowering.precision import precision_of
 from tpu_core.lowering.registry import lowering
 

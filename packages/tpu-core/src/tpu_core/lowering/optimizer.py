@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 from tpu_core.lowering.ternary import interpolate
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 from tpu_core.lowering.weighted_gather import WeightedGather, apply
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tpu_core.dtypes import cast, compute, compute_float, promote
 from tpu_core.lowering import branch_cuts
 from tpu_core.lowering.arithmetic import on_common_shape, trunc
-from tpu_core.lowering.dtypes import cast, compute, compute_float, promote
 from tpu_core.lowering.registry import lowering, register_table
 
 Array = jax.Array

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, float_dtype, is_float, op_math
+from tpu_core.dtypes import cast, float_dtype, is_float, op_math
 from tpu_core.lowering.registry import lowering
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

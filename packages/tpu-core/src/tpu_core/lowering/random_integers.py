@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, is_float, op_math
+from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.random import open_uniform, random_below, random_words, uniform01
 from tpu_core.lowering.registry import lowering
 

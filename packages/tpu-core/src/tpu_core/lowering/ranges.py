@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, is_float
+from tpu_core.dtypes import cast, is_float
 from tpu_core.lowering.registry import lowering
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math, to_numpy_dtype
+from tpu_core.dtypes import cast, op_math, to_numpy_dtype
 from tpu_core.lowering.registry import lowering, register_table
 
 Dims = Sequence[int] | int | None

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math, to_numpy_dtype
+from tpu_core.dtypes import cast, op_math, to_numpy_dtype
 from tpu_core.lowering.pointwise import log_add_exp
 from tpu_core.lowering.registry import register_table
 

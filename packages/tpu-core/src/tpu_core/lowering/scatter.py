@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.dtypes import cast, is_float, op_math
+from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.gather_scatter import (
     at_least_1d,
     axis,

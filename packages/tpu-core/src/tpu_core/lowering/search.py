@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, is_float, result_type
+from tpu_core.dtypes import cast, is_float, result_type
 from tpu_core.lowering.registry import lowering
 
 # Up to this many boundaries a comparison with each of them fuses and beats a search whose steps

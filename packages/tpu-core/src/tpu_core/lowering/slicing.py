@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast
+from tpu_core.dtypes import cast
 from tpu_core.lowering.gather_scatter import scatter_slices
 from tpu_core.lowering.registry import lowering
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.reduction import sum_over
 from tpu_core.lowering.registry import lowering
 

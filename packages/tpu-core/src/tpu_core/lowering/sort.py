@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import cast, is_float
+from tpu_core.dtypes import cast, is_float
 from tpu_core.lowering.loss import pick
 from tpu_core.lowering.reduction import axes_of, keep, sum_over
 from tpu_core.lowering.registry import lowering

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
-from tpu_core.lowering.dtypes import compute_float
+from tpu_core.dtypes import compute_float
 from tpu_core.lowering.pointwise import binary_floats, floats
 from tpu_core.lowering.registry import lowering, register_table
 

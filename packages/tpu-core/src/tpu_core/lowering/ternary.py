@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.dtypes import cast, compute, compute_float, op_math, promote, result_type
+from tpu_core.dtypes import cast, compute, compute_float, op_math, promote, result_type
 from tpu_core.lowering.registry import lowering
 
 Array = jax.Array

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.lowering.dtypes import to_numpy_dtype
+from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering.gather_scatter import gather_slices
 from tpu_core.lowering.registry import lowering, register_table
 from tpu_core.lowering.slicing import slice_bounds, strided_index

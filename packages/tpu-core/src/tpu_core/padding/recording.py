@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
-from tpu_core.lowering.dtypes import dtype_text
+from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import SLICE, WHOLE, Access
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
 

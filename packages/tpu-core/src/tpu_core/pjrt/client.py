@@ -25,8 +25,8 @@ from jax._src.sharding_impls import SingleDeviceSharding
 
 from tpu_core import libtpu_lock
 from tpu_core.config import config
+from tpu_core.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.errors import TpuNotAvailableError
-from tpu_core.lowering.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.pjrt.host_memory import keep_freed_memory

@@ -10,9 +10,9 @@ import numpy as np
 
 from tpu_core import _C
 from tpu_core.config import config
+from tpu_core.dtypes import dtype_text
 from tpu_core.lowering import checks
 from tpu_core.lowering.checks import CHECKS, Findings
-from tpu_core.lowering.dtypes import dtype_text
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.lowering.views import WHOLE, Access
 from tpu_core.pjrt import client as pjrt

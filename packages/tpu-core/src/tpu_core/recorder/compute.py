@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 
-from tpu_core.lowering.dtypes import cast, to_numpy_dtype
+from tpu_core.dtypes import cast, to_numpy_dtype
 from tpu_core.lowering.evaluate import call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from tpu_core.dtypes import cast, default_dtype_of
 from tpu_core.lowering import checks, views
-from tpu_core.lowering.dtypes import cast, default_dtype_of
 from tpu_core.lowering.implementations import Choices, as_recorded
 from tpu_core.lowering.precision import precision
 from tpu_core.lowering.random import derive_key

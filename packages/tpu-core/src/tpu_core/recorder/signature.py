@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tpu_core import _C
-from tpu_core.lowering.dtypes import code_of_dtype, dtype_of_code, to_numpy_dtype
+from tpu_core.dtypes import code_of_dtype, dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.implementations import choices
 from tpu_core.lowering.precision import precision_name
 from tpu_core.lowering.registry import Lowering

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import torch
 
-from tpu_core.lowering.dtypes import dtype_of_code, to_numpy_dtype
+from tpu_core.dtypes import dtype_of_code, to_numpy_dtype
 from tpu_core.lowering.registry import Lowering
 from tpu_core.recorder import op_schema, plan
 from tpu_core.recorder.functional_variants import (

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from tpu_core.dtypes import cast
 from tpu_core.errors import TpuError
-from tpu_core.lowering.dtypes import cast
 from tpu_core.lowering.implementations import as_recorded
 from tpu_core.lowering.precision import precision
 from tpu_core.lowering.views import Access

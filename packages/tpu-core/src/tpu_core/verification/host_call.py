@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_core.compiler.segment import Node
-from tpu_core.lowering.dtypes import TO_TORCH
+from tpu_core.dtypes import TO_TORCH
 from tpu_core.lowering.views import SLICE, Access
 from tpu_core.recorder.functional_variants import functional, overload_of
 
