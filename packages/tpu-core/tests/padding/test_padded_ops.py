@@ -247,6 +247,11 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
     "flip": (lambda x: x.flip(1) * torch.arange(3, device=x.device)[:, None], floats(columns)),
     "roll": (lambda x: x.roll(1, 1) * 2, floats(columns)),
     "last element": (lambda x: x[:, -1] * 2, floats(middle)),
+    # Of rows of all sequences in one array, which a matrix product makes.
+    "last of each sequence": (
+        lambda x, w: F.log_softmax((x @ w)[:, -1], -1).exp(),
+        floats(middle, lambda n: (6, 5)),
+    ),
     "all but the first": (lambda x: (x[:, 1:] - x[:, :-1]).abs().sum(1), floats(middle)),
     "every second": (lambda x: x[:, ::2, ::2].sum(), lambda n: [torch.randn(2, 8, 2 * n)]),
     "triangle": (lambda x: x.tril() + x.triu(1) * 2, floats(square)),

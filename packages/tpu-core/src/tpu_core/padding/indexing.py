@@ -13,16 +13,19 @@ from jax.extend.core import JaxprEqn
 
 from tpu_core.padding.interpret import PaddingContext, bind, rule, shape_of
 from tpu_core.padding.layout import Dim, Padded, is_static, replaced
-from tpu_core.padding.sizes import NotPaddableError, Size
+from tpu_core.padding.sizes import NotPaddableError, Size, static
+
+_ONE = static(1)
 
 
-@rule("slice", handles=("start_indices", "limit_indices"))
+@rule("slice", handles=("start_indices", "limit_indices", "strides"))
 def slice_(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     x = operands[0]
     sizes = context.out(eqns)
     starts = context.sizes([e.params["start_indices"] for e in eqns])
     rank = len(sizes)
-    strides = eqns[0].params["strides"] or (1,) * rank
+    # The last row of each sequence, of rows of all of them: a step is a length.
+    strides = context.sizes([e.params["strides"] or (1,) * rank for e in eqns])
     before = [shape_of(e.invars[0]) for e in eqns]
     after = [shape_of(e.outvars[0]) for e in eqns]
     for axis in range(rank):
@@ -33,19 +36,18 @@ def slice_(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]
 
 
 def _window(
-    context: PaddingContext, x: Padded, axis: int, start: Size, size: Size, stride: int
+    context: PaddingContext, x: Padded, axis: int, start: Size, size: Size, stride: Size
 ) -> Padded:
-    """Part of a dim, from a start that may follow a size."""
+    """Part of a dim, from a start and by a stride that may follow sizes."""
     space = context.space
     x = space.as_prefix(x, axis)
     length = space.padded(size)
     dims = replaced(x.dims, axis, (size,))
-    if start.is_static and stride == 1 and start.offset + length <= x.array.shape[axis]:
+    if start.is_static and stride == _ONE and start.offset + length <= x.array.shape[axis]:
         end = start.offset + length
         return Padded(lax.slice_in_dim(x.array, start.offset, end, axis=axis), dims)
-    index = jnp.asarray(space.actual(start), np.int32) + np.int32(stride) * jnp.arange(
-        length, dtype=np.int32
-    )
+    first, step = (jnp.asarray(space.actual(s), np.int32) for s in (start, stride))
+    index = first + step * jnp.arange(length, dtype=np.int32)
     return Padded(jnp.take(x.array, index, axis=axis, mode="clip"), dims)
 
 
@@ -55,7 +57,7 @@ def split(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded])
     lengths = [e.params["sizes"] for e in eqns]
     starts = [context.size([sum(s[:i]) for s in lengths]) for i in range(len(lengths[0]))]
     sizes = context.sizes(lengths)
-    return [_window(context, x, axis, start, size, 1) for start, size in zip(starts, sizes)]
+    return [_window(context, x, axis, start, size, _ONE) for start, size in zip(starts, sizes)]
 
 
 @rule("dynamic_slice", handles=("slice_sizes",))
