@@ -8,6 +8,7 @@ from tpu_core import config, platforms
 from tpu_core.config import override
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.pjrt import chips
+from tpu_core.platforms import Platform
 
 VM = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_ID": "0"}
 
@@ -48,7 +49,7 @@ def machine(tmp_path, monkeypatch):
         if libtpu:
             library.touch()
         environ = {"TPU_LIBRARY_PATH": str(library), **(environ or {})}
-        chips = platforms.find_chips(root, environ)
+        chips = Platform.find_chips(environ, root)
         monkeypatch.setattr(platforms, "_chips", lambda: chips)
         return chips
 
@@ -58,7 +59,7 @@ def machine(tmp_path, monkeypatch):
 def test_nothing_there_is_the_cpu(machine):
     machine(libtpu=False)
     with override(platform=None, num_devices=None, visible_devices=None):
-        found = platforms.resolve()
+        found = Platform.resolve()
         assert (found.name, found.reason) == ("cpu", "no TPU chip is visible")
         assert platforms.device_count() == 1
 
@@ -66,7 +67,7 @@ def test_nothing_there_is_the_cpu(machine):
 def test_chips_without_libtpu_are_the_cpu(machine):
     machine(libtpu=False, accel=4, pci=["0x0063"] * 4)
     with override(platform=None):
-        found = platforms.resolve()
+        found = Platform.resolve()
     assert found.name == "cpu"
     assert found.reason == "a TPU chip is visible, but libtpu is not installed"
 
@@ -75,10 +76,8 @@ def test_device_files_of_accel_and_libtpu_are_a_tpu(machine):
     chips = machine(accel=4, pci=["0x0063"] * 4)
     assert chips.count == 4
     with override(platform=None, visible_devices=None):
-        found = platforms.resolve()
-        assert found == platforms.Platform(
-            "tpu", "4 chips are visible and libtpu is installed", "TPU v5e"
-        )
+        found = Platform.resolve()
+        assert found == Platform("tpu", "4 chips are visible and libtpu is installed", "TPU v5e")
         assert platforms.device_count() == 4
 
 
@@ -97,7 +96,7 @@ def test_a_cloud_network_card_or_a_foreign_accelerator_is_not_a_chip(machine):
 def test_the_environment_of_a_tpu_vm_counts(machine, monkeypatch):
     assert machine(environ=VM).visible
     with override(platform=None, visible_devices=None):
-        assert platforms.resolve().name == "tpu"
+        assert Platform.resolve().name == "tpu"
         assert platforms.device_count() == 1
         monkeypatch.setenv("TPU_CHIPS_PER_HOST_BOUNDS", "2,4,1")
         assert platforms.device_count() == 8
@@ -124,20 +123,20 @@ def test_visible_chips_of_libtpu_limit_the_count(machine, monkeypatch):
 def test_a_platform_that_is_named_is_taken(machine):
     machine(accel=4, pci=["0x0063"] * 4)
     with override(platform="cpu", num_devices=8, visible_devices=None):
-        assert platforms.resolve() == platforms.Platform("cpu", "TPU_PLATFORM=cpu")
+        assert Platform.resolve() == Platform("cpu", "TPU_PLATFORM=cpu")
         assert platforms.device_count() == 8
     with override(platform="cuda", visible_devices=None):
-        assert platforms.resolve().name == "cuda"
+        assert Platform.resolve().name == "cuda"
         assert platforms.device_count() == 1
     with override(platform="tpu"):
-        assert platforms.resolve() == platforms.Platform("tpu", "TPU_PLATFORM=tpu", "TPU v5e")
+        assert Platform.resolve() == Platform("tpu", "TPU_PLATFORM=tpu", "TPU v5e")
 
 
 def test_asking_for_a_tpu_that_is_not_there_says_what_was_looked_for(machine):
     machine(libtpu=False)
     with override(platform="tpu"):
         with pytest.raises(TpuNotAvailableError) as raised:
-            platforms.resolve()
+            Platform.resolve()
         assert platforms.device_count() == 0
     message = str(raised.value)
     assert "TPU_PLATFORM=tpu, but no TPU chip is visible." in message
@@ -150,14 +149,14 @@ def test_asking_for_a_tpu_that_is_not_there_says_what_was_looked_for(machine):
 def test_asking_for_a_tpu_names_the_missing_device_files_of_a_container(machine):
     machine(pci=["0x0063"] * 4)
     with override(platform="tpu"), pytest.raises(TpuNotAvailableError, match="--privileged"):
-        platforms.resolve()
+        Platform.resolve()
 
 
 def test_asking_for_a_tpu_names_the_missing_libtpu(machine):
     machine(libtpu=False, accel=1)
     with override(platform="tpu"):
         with pytest.raises(TpuNotAvailableError, match="but libtpu is not installed"):
-            platforms.resolve()
+            Platform.resolve()
 
 
 def test_visible_devices_select_and_order():
@@ -171,7 +170,7 @@ def test_visible_devices_select_and_order():
 
 
 def test_this_machine_can_be_looked_at():
-    chips = platforms.find_chips()
+    chips = Platform.find_chips()
     assert chips.count >= 0
     assert "libtpu" in chips.describe()
 

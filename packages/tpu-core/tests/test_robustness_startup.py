@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from interpreter import clean, run
-from tpu_core.platforms import find_chips
+from tpu_core.platforms import Platform
 
 NO_TPU = {"TPU_PLATFORM": "tpu", "TPU_ACCELERATOR_TYPE": "", "TPU_WORKER_ID": ""}
 
@@ -25,7 +25,7 @@ def test_import_is_quiet_and_leaves_jax_alone():
     assert out == "['tpu_core.config', 'tpu_core.errors']\n"  # asked for by is_available
 
 
-@pytest.mark.skipif(find_chips().count > 0, reason="this machine has a TPU")
+@pytest.mark.skipif(Platform.find_chips().count > 0, reason="this machine has a TPU")
 def test_no_chip_raises_at_first_use_and_prints_nothing():
     out = clean(
         """

@@ -64,16 +64,44 @@ class Platform:
             TpuNotAvailableError: ``TPU_PLATFORM=tpu`` without a chip or without libtpu.
             ConfigurationError: A ``TPU_*`` variable is not valid.
         """
-        return resolve()
+        wanted = config().platform
+        if wanted not in (None, "tpu"):
+            return Platform(wanted, f"TPU_PLATFORM={wanted}")
+        chips = _chips()
+        if wanted == "tpu":
+            if not (chips.visible and chips.libtpu):
+                raise _not_available(chips)
+            return Platform("tpu", "TPU_PLATFORM=tpu", chips.kind)
+        if not chips.visible:
+            return Platform("cpu", "no TPU chip is visible")
+        if not chips.libtpu:
+            return Platform("cpu", "a TPU chip is visible, but libtpu is not installed", chips.kind)
+        found = (
+            f"{chips.count} chips are visible" if chips.count else "the environment is a TPU VM's"
+        )
+        return Platform("tpu", f"{found} and libtpu is installed", chips.kind)
 
     @staticmethod
-    def find_chips(environ: Mapping[str, str] | None = None) -> Chips:
+    def find_chips(
+        environ: Mapping[str, str] | None = None, root: str | os.PathLike[str] = "/"
+    ) -> Chips:
         """TPU chips and libtpu of this machine; reads a few files and imports nothing.
 
         Args:
             environ: The environment; that of the process by default.
+            root: Root of the file system.
         """
-        return find_chips(environ=environ)
+        environ = os.environ if environ is None else environ
+        root = Path(root)
+        accel = _numbered(root / "dev", "accel")
+        pci = _pci_chips(root)
+        return Chips(
+            device_files=accel or _numbered(root / "dev" / "vfio", ""),
+            pci=tuple(kind for kind, _ in pci),
+            devices_per_chip=pci[0][1] if pci else 1,
+            vm=all(environ.get(name) for name in _VM_VARIABLES),
+            libtpu=_find_libtpu(environ),
+        )
 
 
 @dataclass(frozen=True)
@@ -124,37 +152,15 @@ class Chips:
         )
 
 
-def find_chips(
-    root: str | os.PathLike[str] = "/", environ: Mapping[str, str] | None = None
-) -> Chips:
-    """Look for TPU chips and libtpu; reads a few files and imports nothing.
-
-    Args:
-        root: Root of the file system, for tests.
-        environ: The environment; that of the process by default.
-    """
-    environ = os.environ if environ is None else environ
-    root = Path(root)
-    accel = _numbered(root / "dev", "accel")
-    pci = _pci_chips(root)
-    return Chips(
-        device_files=accel or _numbered(root / "dev" / "vfio", ""),
-        pci=tuple(kind for kind, _ in pci),
-        devices_per_chip=pci[0][1] if pci else 1,
-        vm=all(environ.get(name) for name in _VM_VARIABLES),
-        libtpu=_find_libtpu(environ),
-    )
-
-
 def _chips() -> Chips:
-    """`find_chips` of this process, remembered: PyTorch asks for the device count often."""
+    """`Platform.find_chips` of this process, remembered: PyTorch often asks for the count."""
     names = (*_VM_VARIABLES, "TPU_LIBRARY_PATH")
     return _remembered(tuple((name, os.environ.get(name, "")) for name in names))
 
 
 @functools.lru_cache(maxsize=8)
 def _remembered(environ: tuple[tuple[str, str], ...]) -> Chips:
-    return find_chips(environ=dict(environ))
+    return Platform.find_chips(dict(environ))
 
 
 def _numbered(folder: Path, prefix: str) -> tuple[str, ...]:
@@ -190,33 +196,6 @@ def _find_libtpu(environ: Mapping[str, str]) -> str | None:
     return next(iter(spec.submodule_search_locations or []), spec.origin)
 
 
-def resolve() -> Platform:
-    """Decide the platform from the configuration and the machine; takes less than a millisecond.
-
-    Returns:
-        ``TPU_PLATFORM`` where it is set; else ``"tpu"`` where libtpu and a chip are there; else
-        ``"cpu"``.
-
-    Raises:
-        TpuNotAvailableError: ``TPU_PLATFORM=tpu`` without a chip or without libtpu.
-        ConfigurationError: A ``TPU_*`` variable is not valid.
-    """
-    wanted = config().platform
-    if wanted not in (None, "tpu"):
-        return Platform(wanted, f"TPU_PLATFORM={wanted}")
-    chips = _chips()
-    if wanted == "tpu":
-        if not (chips.visible and chips.libtpu):
-            raise _not_available(chips)
-        return Platform("tpu", "TPU_PLATFORM=tpu", chips.kind)
-    if not chips.visible:
-        return Platform("cpu", "no TPU chip is visible")
-    if not chips.libtpu:
-        return Platform("cpu", "a TPU chip is visible, but libtpu is not installed", chips.kind)
-    found = f"{chips.count} chips are visible" if chips.count else "the environment is a TPU VM's"
-    return Platform("tpu", f"{found} and libtpu is installed", chips.kind)
-
-
 def _not_available(chips: Chips) -> TpuNotAvailableError:
     if chips.visible:
         what = "TPU_PLATFORM=tpu, but libtpu is not installed."
@@ -248,7 +227,7 @@ def device_count() -> int:
         ConfigurationError: A ``TPU_*`` variable is not valid.
     """
     try:
-        platform = resolve()
+        platform = Platform.resolve()
     except TpuNotAvailableError:
         return 0
     return len(visible_indices(_total(platform.name)))

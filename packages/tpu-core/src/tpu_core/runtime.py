@@ -87,7 +87,8 @@ def initialize() -> Runtime:
 
 
 def _start() -> Runtime:
-    platforms.resolve()  # raises where there is no device, before anything slow is imported
+    # Raises where there is no device, before anything slow is imported.
+    platforms.Platform.resolve()
     versions.require_jax()  # jax's own message, if there is one, names no way out
 
     from tpu_core import (

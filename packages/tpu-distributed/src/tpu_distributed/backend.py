@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tpu_core.extend import World, runtime
 from tpu_distributed import slices, world
-from tpu_distributed._native import make_backend
+from tpu_distributed._C import make_backend
 from tpu_distributed.flight_records.recorder import RECORDER
 from tpu_distributed.group import Group
 from tpu_distributed.rendezvous import Rendezvous
@@ -42,4 +42,4 @@ def create(options: Any) -> Any:
     if not options.global_ranks_in_group:
         slices.entered(control, members)
     group = Group(control, members, slices.whole_of(ranks, rank))
-    return make_backend(rank, size, seconds, group)
+    return make_backend(rank, size, "tpu", seconds, group)

@@ -22,7 +22,7 @@ import torch
 
 from tpu_core.extend import PeerHandshake
 from tpu_distributed import addresses, job_secret
-from tpu_distributed._native import ring_all_reduce
+from tpu_distributed._C import ring_all_reduce
 from tpu_distributed.peer_acceptor import PeerAcceptor
 
 # Numbers of a rank; bytes of payloads that follow; which numbers are the same everywhere as far as

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore
 from tpu_core.errors import CollectiveMismatchError
 from tpu_core.extend import DeviceValue, hide_lines_of
 from tpu_distributed import messages, ragged, spmd_region, traced_collectives
-from tpu_distributed._native import make_backend
+from tpu_distributed._C import make_backend
 from tpu_distributed.collective_programs import Build, CollectivePrograms, Tensors
 from tpu_distributed.dispatcher import SENDER, Task
 from tpu_distributed.executors import CollectiveExecutor
@@ -267,7 +267,7 @@ class Group:
         control = Rendezvous(store, name, own, size, seconds, members)
         whole = whole_of(members, own)
         group = Group(control, [self.devices[r] for r in ranks], whole)
-        return make_backend(own, size, seconds, group)
+        return make_backend(own, size, "tpu", seconds, group)
 
     def abort(self) -> None:
         """Give the group up: others that wait for this rank get an error."""

@@ -143,9 +143,9 @@ def check_environment() -> Iterator[Check]:
 def check_platform() -> Iterator[Check]:
     """The platform chosen and why, chips and devices."""
     section = "Platform"
-    chips = platforms.find_chips()
+    chips = platforms.Platform.find_chips()
     try:
-        found = platforms.resolve()
+        found = platforms.Platform.resolve()
     except TpuNotAvailableError as error:
         what = str(error).splitlines()[0]
         remedy = str(error).split("What to do: ")[1].splitlines()[0]

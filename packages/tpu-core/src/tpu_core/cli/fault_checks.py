@@ -19,7 +19,7 @@ def check_known_faults() -> Iterator[Check]:
     """Faults of the platform: whether they are avoided, by their canaries."""
     section = "Known faults"
     try:
-        platform = platforms.resolve().name
+        platform = platforms.Platform.resolve().name
     except (TpuNotAvailableError, ConfigurationError):
         return  # reported by check_platform
     faults = {f.name: f for f in known_faults.applying(platform) if f.has_canary}

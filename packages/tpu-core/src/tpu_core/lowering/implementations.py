@@ -64,7 +64,7 @@ class Target:
         """
         if (given := _target.get()) is not None:
             return given
-        platform = platforms.resolve()
+        platform = platforms.Platform.resolve()
         return Target(platform.name, kind=platform.device_kind_hint)
 
     @contextmanager

@@ -30,7 +30,7 @@ from tpu_core.errors import TpuNotAvailableError
 from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.pjrt.host_memory import keep_freed_memory
-from tpu_core.platforms import Platform, local_processes, resolve, visible_indices
+from tpu_core.platforms import Platform, local_processes, visible_indices
 
 # The dtypes of the arrays that runtime scalars travel in; the extension's enum Pack.
 PACK_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32), np.dtype(np.int64))
@@ -115,7 +115,7 @@ def start() -> Client:
     Raises:
         TpuNotAvailableError: The platform has no device, or its plug-in does not start.
     """
-    platform = resolve()
+    platform = Platform.resolve()
     fresh = not xla_bridge.backends_are_initialized()
     shares_machine = local_processes() > 1 or jax_distributed.global_state.num_processes > 1
     if platform.name == "cpu" and fresh:
@@ -389,7 +389,6 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
             shape alone.
     """
     from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
 
     from tpu_core.pjrt.guards import guard
     from tpu_core.pjrt.instruction_names import write_with_dashes
@@ -406,12 +405,26 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
         widen_operands(module)
         write_with_dashes(module)
     if aliases:
-        with module.context:
-            (main,) = (op for op in module.body if op.sym_name.value == "main")
-            attributes = list(main.arg_attrs)
-            for argument, output in aliases.items():
-                own = {a.name: a.attr for a in attributes[argument]}
-                own["tf.aliasing_output"] = mlir.i32_attr(output)
-                attributes[argument] = ir.DictAttr.get(own)
-            main.arg_attrs = ir.ArrayAttr.get(attributes)
+        set_aliases(module, aliases)
     return mlir.module_to_bytecode(module)
+
+
+def set_aliases(module: Any, aliases: Mapping[int, int]) -> None:
+    """Let outputs of a StableHLO module take the memory of arguments.
+
+    Args:
+        module: Has a function ``main``.
+        aliases: For arguments whose memory an output takes, the output.
+    """
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with module.context:
+        named = (op for op in module.body if getattr(op, "sym_name", None))
+        (main,) = (op for op in named if op.sym_name.value == "main")
+        attributes = list(main.arg_attrs)
+        for argument, output in aliases.items():
+            own = {a.name: a.attr for a in attributes[argument]}
+            own["tf.aliasing_output"] = mlir.i32_attr(output)
+            attributes[argument] = ir.DictAttr.get(own)
+        main.arg_attrs = ir.ArrayAttr.get(attributes)

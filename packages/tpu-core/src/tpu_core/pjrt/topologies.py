@@ -16,6 +16,8 @@ from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jax.experimental import mesh_utils, topologies
 
+from tpu_core.pjrt.client import set_aliases
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -161,18 +163,7 @@ class LibtpuTopology:
             >>> module = LibtpuTopology.module_bytes(lowered, {0: 0})
         """
         module = lowered.compiler_ir("stablehlo")
-        with module.context:
-            (main,) = (
-                op
-                for op in module.body
-                if getattr(op, "sym_name", None) and op.sym_name.value == "main"
-            )
-            attributes = list(main.arg_attrs)
-            for argument, output in aliases.items():
-                own = {a.name: a.attr for a in attributes[argument]}
-                own["tf.aliasing_output"] = mlir.i32_attr(output)
-                attributes[argument] = ir.DictAttr.get(own)
-            main.arg_attrs = ir.ArrayAttr.get(attributes)
+        set_aliases(module, aliases)
         return mlir.module_to_bytecode(module)
 
     @staticmethod
