@@ -20,6 +20,9 @@ from tpu_core.pjrt import padded_array as arrays
 SIZES = (5, 7, 6, 8, 11)
 
 
+pytestmark = pytest.mark.usefixtures("signatures")
+
+
 @pytest.fixture(autouse=True)
 def fused():
     with modes.using("fused"):

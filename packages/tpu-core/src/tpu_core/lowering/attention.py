@@ -55,7 +55,7 @@ def _softmax(s: jax.Array) -> tuple[jax.Array, jax.Array]:
     e = jnp.exp(s - top)
     total = jnp.sum(e, axis=-1, keepdims=True)
     p = e / jnp.where(total == 0, jnp.ones((), s.dtype), total)
-    return p, (jnp.log(total) + top)[..., 0]
+    return p, lax.squeeze(jnp.log(total) + top, (top.ndim - 1,))
 
 
 def _scale(q: jax.Array, scale: Any, dtype: Any) -> jax.Array:

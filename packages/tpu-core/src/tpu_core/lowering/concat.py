@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def chunk_cat(tensors: Sequence[jax.Array], dim: int, num_chunks: int) -> jax.Ar
     for t in tensors:
         axis = dim % t.ndim
         t = jnp.pad(t, [(0, -n % num_chunks if d == axis else 0) for d, n in enumerate(t.shape)])
-        flat = t.size // num_chunks // max(int(np.prod(t.shape[:axis])), 1)
+        flat = t.size // num_chunks // max(math.prod(t.shape[:axis]), 1)
         parts.append(t.reshape(*t.shape[:axis], num_chunks, flat))
     rank = parts[0].ndim
     dtype = jnp.result_type(*parts)

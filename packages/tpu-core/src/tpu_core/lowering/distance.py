@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, op_math
+from tpu_core.dtypes import cast, op_math, size_array
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
 
@@ -95,7 +95,7 @@ def _packed(n: int) -> tuple[jax.Array, jax.Array]:
     """Index of each pair of rows in the packed result, and whether it is there (``i < j``)."""
     i = lax.broadcasted_iota(np.int32, (n, n), 0)
     j = lax.broadcasted_iota(np.int32, (n, n), 1)
-    return i * np.int32(n) - lax.div(i * (i + 1), np.int32(2)) + j - i - 1, i < j
+    return i * size_array(n, np.int32) - lax.div(i * (i + 1), np.int32(2)) + j - i - 1, i < j
 
 
 @lowering("aten._pdist_forward.default", static=("p",))
@@ -106,7 +106,7 @@ def pdist(x: jax.Array, p: float = 2) -> jax.Array:
     count = n * (n - 1) // 2
     full = _norm(x[:, None, :] - x[None, :, :], p)
     position, above = _packed(n)
-    position = jnp.where(above, position, np.int32(count))
+    position = jnp.where(above, position, size_array(count, np.int32))
     return jnp.zeros((count,), x.dtype).at[position].set(full, mode="drop")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def _dim_error(
 
 
 def _size(x: jax.Array, dim: int) -> int:
-    return int(x.shape[dim]) if x.ndim else 1
+    return x.shape[dim] if x.ndim else 1
 
 
 @check("aten.index.Tensor", "aten.index_put.default", "aten._index_put_impl.default")
@@ -174,7 +175,7 @@ def _take_error(size: int, value: int) -> Exception:
 def max_unpool(
     x: jax.Array, indices: jax.Array, output_size: Sequence[int], *_: Any, **__: Any
 ) -> Iterator[Finding]:
-    size = int(np.prod(output_size))
+    size = math.prod(output_size)
     yield from out_of_range(
         indices, 0, size, functools.partial(_unpool_error, "x".join(map(str, output_size)))
     )

@@ -8,6 +8,7 @@ indices of a max pool in inference). Larger windows use ``reduce_window`` and a 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, is_float, op_math
+from tpu_core.dtypes import cast, is_float, op_math, size_array
 from tpu_core.lowering.registry import lowering
 
 _UNROLL = 36
@@ -114,12 +115,13 @@ class Windows:
             if clipped and p:
                 position = jnp.where(position < 0, lax.rem(position, np.int32(d)), position)
                 position = jnp.where(position < 0, position + np.int32(d), position)
-            total = total + position * np.int32(np.prod(self.sizes[i + 1 :]))
+            total = total + position * size_array(math.prod(self.sizes[i + 1 :]), np.int32)
         return total
 
-    def flat(self, offset: Sequence[int]) -> np.int32:
+    def flat(self, offset: Sequence[int]) -> Any:
         """Distance in the plane from a window's start to its position ``offset``."""
-        return np.int32(sum(o * int(np.prod(self.sizes[i + 1 :])) for i, o in enumerate(offset)))
+        distance = sum(o * math.prod(self.sizes[i + 1 :]) for i, o in enumerate(offset))
+        return size_array(distance, np.int32)
 
     def reduce(self, operands: Any, initial: Any, computation: Any) -> Any:
         """``reduce_window``; padding beyond the input reads as ``initial``."""
@@ -159,7 +161,7 @@ def max_pool(x: jax.Array, w: Windows) -> tuple[jax.Array, jax.Array]:
             best = jnp.where(moves, value, best)
             where = jnp.where(moves, start + w.flat(offset), where)
         return best, where
-    size = int(np.prod(w.sizes))
+    size = math.prod(w.sizes)
     positions = lax.iota(np.int32, size).reshape(w.sizes)
 
     def pick(a: Any, b: Any) -> Any:
@@ -176,8 +178,8 @@ def scatter_planes(
 ) -> jax.Array:
     """Put each plane of ``values`` at its flat ``indices`` in a plane of zeros of ``sizes``."""
     lead = values.shape[:-rank]
-    planes, size = int(np.prod(lead)), int(np.prod(sizes))
-    shape = (planes, int(np.prod(values.shape[-rank:])))
+    planes, size = math.prod(lead), math.prod(sizes)
+    shape = (planes, math.prod(values.shape[-rank:]))
     flat = cast(indices, np.int32).reshape(shape)
     rows = lax.broadcasted_iota(np.int32, shape, 0)
     target = jnp.zeros((planes, size), values.dtype).at[rows, flat]
@@ -262,9 +264,9 @@ def _window_counts(w: Windows, count_include_pad: bool, divisor: int | None) -> 
 def _counts_along(w: Windows, i: int, count_include_pad: bool) -> jax.Array:
     k, s, p, size = w.kernel[i], w.stride[i], w.padding[i], w.sizes[i]
     start = lax.broadcasted_iota(np.int32, w.counts, i) * np.int32(s) - np.int32(p)
-    stop = jnp.minimum(start + np.int32(k), np.int32(size + p))
+    stop = jnp.minimum(start + np.int32(k), size_array(size + p, np.int32))
     if not count_include_pad:
-        start, stop = jnp.maximum(start, np.int32(0)), jnp.minimum(stop, np.int32(size))
+        start, stop = jnp.maximum(start, np.int32(0)), jnp.minimum(stop, size_array(size, np.int32))
     return stop - start
 
 

@@ -25,8 +25,8 @@ def _wide(*operands: Any) -> list[Any]:
 
 
 def _split(gates: jax.Array, count: int) -> list[jax.Array]:
-    size = gates.shape[-1] // count
-    return [gates[..., i * size : (i + 1) * size] for i in range(count)]
+    size, last = gates.shape[-1] // count, gates.ndim - 1
+    return [lax.slice_in_dim(gates, i * size, (i + 1) * size, axis=last) for i in range(count)]
 
 
 def _sigmoid_slope(y: jax.Array) -> jax.Array:

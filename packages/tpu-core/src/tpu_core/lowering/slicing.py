@@ -9,15 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast
+from tpu_core.dtypes import cast, size_array
 from tpu_core.lowering.gather_scatter import scatter_slices
 from tpu_core.lowering.registry import lowering
 
 
 def slice_bounds(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
     """First index, end, and number of elements of ``x[start:end:step]``, as PyTorch clamps them."""
-    start, end, step = slice(start, end, step).indices(size)
-    return start, end, len(range(start, end, step))
+    first, last = _clamped(0 if start is None else start, size), size
+    if end is not None:
+        last = _clamped(end, size)
+    return first, last, max((last - first + step - 1) // step, 0)
+
+
+def _clamped(index: int, size: int) -> int:
+    return min(max(index + size if index < 0 else index, 0), size)
 
 
 def place(x: jax.Array, size: int, dim: int, start: int, step: int = 1) -> jax.Array:
@@ -56,7 +62,7 @@ def slice_backward(
 
 def _write(x: jax.Array, src: jax.Array, dim: int, start: int) -> jax.Array:
     at = [np.int32(0)] * x.ndim
-    at[dim] = np.int32(start) if x.shape[dim] < 2**31 else np.int64(start)
+    at[dim] = size_array(start, np.int32 if x.shape[dim] < 2**31 else np.int64)
     return lax.dynamic_update_slice(x, cast(src, x.dtype), at)
 
 
@@ -87,7 +93,7 @@ def slice_scatter(
         return _write(x, src, dim, first)
     position = lax.broadcasted_iota(np.int32, x.shape, dim)
     inside = (position >= first) & (position < last)
-    inside &= lax.rem(position - np.int32(first), np.int32(step)) == 0
+    inside &= lax.rem(position - size_array(first, np.int32), np.int32(step)) == 0
     return jnp.where(inside, place(cast(src, x.dtype), size, dim, first, step), x)
 
 

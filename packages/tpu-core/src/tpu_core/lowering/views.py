@@ -8,6 +8,7 @@ a reshape and a window, a gather. Writing is the inverse: ``dynamic_update_slice
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -227,7 +228,7 @@ def _match_radix(
     """The base's elements in mixed radix, one digit a dim of the view: splits and merges of
     dims.
     """
-    total = int(np.prod(base, dtype=np.int64))
+    total = math.prod(base)
     dims, starts, extents, order = [], [], [], []
     left = total
     for d in core:

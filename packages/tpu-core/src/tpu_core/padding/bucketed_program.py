@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from tpu_core.padding.interpret import PaddingContext, run
 from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size, bucket
+from tpu_core.padding.symbolic_signature import SymbolicSignatures
 from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
@@ -75,6 +77,8 @@ class BucketedProgram:
         self.programs: dict[tuple[int, ...], Any] = {}
         self._traces: list[ClosedJaxpr] = []
         self._inside: list[tuple[str, list[Known | None]]] | None = None
+        self._symbolic: tuple[str, SymbolicSignatures] | None = None
+        self._shapes: list[tuple[Size, ...]] | None = None
         self._signature = ""
         self._failures = 0
         # Starts of windows are inputs once one was seen to vary.
@@ -161,6 +165,8 @@ class BucketedProgram:
         self.programs = {}
         self._traces = []
         self._inside = None
+        self._symbolic = None
+        self._shapes = None
         self._signature = ""
 
     def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
@@ -181,12 +187,24 @@ class BucketedProgram:
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
         """Return whether the ops of a segment have the sizes inside that the recordings say."""
-        found = self._signatures(self._numbered(segment))
         expected = self._expected()
+        symbolic = self._symbolic_signatures()
+        found = self._signatures(
+            self._numbered(segment), lambda i, node: symbolic.at(i, node, values)
+        )
         return len(found) == len(expected) and all(
             form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
             for (form, _, inside), (f, ns) in zip(found, expected)
         )
+
+    def _symbolic_signatures(self) -> SymbolicSignatures:
+        assert self.fit is not None
+        constants = repr(self.constants())
+        if self._symbolic is None or self._symbolic[0] != constants:
+            segments = [self._numbered(r.segment) for r in self.recordings]
+            signatures = [self._signatures(s) for s in segments]
+            self._symbolic = constants, SymbolicSignatures(segments, signatures, self.fit)
+        return self._symbolic[1]
 
     def _expected(self) -> list[tuple[str, list[Known | None]]]:
         """For each node the form of its signature and its numbers as functions of the symbols.
@@ -257,9 +275,11 @@ class BucketedProgram:
     def shape(self, slot: int) -> tuple[Size, ...]:
         """The sizes of a value."""
         assert self.fit is not None
-        slots = self.recordings[0].segment.slots
-        start = sum(len(s.shape) for s in slots[:slot])
-        return tuple(self.fit.sizes[start : start + len(slots[slot].shape)])
+        if self._shapes is None:
+            sizes = iter(self.fit.sizes)
+            slots = self.recordings[0].segment.slots
+            self._shapes = [tuple(itertools.islice(sizes, len(s.shape))) for s in slots]
+        return self._shapes[slot]
 
     def buckets(self, values: Sequence[int], room: Sequence[int] | None = None) -> tuple[int, ...]:
         """Padded size of each symbol, so that every value between programs fits its array.

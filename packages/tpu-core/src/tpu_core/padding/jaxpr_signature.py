@@ -73,10 +73,13 @@ class _Writer:
         names: dict[Any, int] = {}
         for variable in (*jaxpr.constvars, *jaxpr.invars):
             names[variable] = len(names)
+        sizes: dict[Any, Any] = {}
         for eqn in jaxpr.eqns:
+            if _is_size(eqn, sizes):
+                continue
             self.form.append(eqn.primitive.name)
             for atom in eqn.invars:
-                self.atom(atom, names)
+                self.atom(atom, names, sizes)
             for name, value in sorted(eqn.params.items()):
                 self.form.append(name)
                 self.value(self._derived.get((eqn.primitive.name, name), _whole)(value))
@@ -86,10 +89,13 @@ class _Writer:
                 self.form.append(str(aval.dtype))
                 self.value(aval.shape)
         for atom in jaxpr.outvars:
-            self.atom(atom, names)
+            self.atom(atom, names, sizes)
 
-    def atom(self, atom: Any, names: dict[Any, int]) -> None:
+    def atom(self, atom: Any, names: dict[Any, int], sizes: dict[Any, Any]) -> None:
         if not isinstance(atom, Literal):
+            if atom in sizes:
+                self._number(sizes[atom], str(atom.aval.dtype))
+                return
             self.form.append(str(names[atom]))
             return
         value = np.asarray(atom.val)
@@ -129,6 +135,20 @@ class _Writer:
             self.form.append(f"function {id(value)}" if self._functions else "function")
         else:
             self.form.append(type(value).__name__ if _has_address(value) else repr(value))
+
+
+def _is_size(eqn: Any, sizes: dict[Any, Any]) -> bool:
+    """Return whether an equation makes an array of a symbolic dim: of an integer, a literal."""
+    if eqn.primitive.name == "dim_as_value":
+        sizes[eqn.outvars[0]] = eqn.params["dim"]
+        return True
+    (source, *others) = eqn.invars or (None,)
+    if eqn.primitive.name != "convert_element_type" or isinstance(source, Literal):
+        return False
+    if source not in sizes or others:
+        return False
+    sizes[eqn.outvars[0]] = sizes[source]
+    return True
 
 
 def _has_address(value: Any) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import SLICE, WHOLE, Access
+from tpu_core.recorder.compute import LoweringCompute
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
 
 
@@ -110,6 +114,97 @@ def _plan(plan: NodePlan) -> _Described:
         walk(value, name in plan.sizes)
     walk([*plan.reads, *plan.writes], False)
     return "|".join(form), tuple(sizes), tuple(places), tuple(arguments)
+
+
+def with_integers(
+    plan: NodePlan,
+    sizes: Iterator[Any],
+    places: Iterator[Any],
+    arguments: Iterator[Any],
+    results: Iterator[Any],
+) -> NodePlan:
+    """The plan with others in place of the integers that may vary.
+
+    Args:
+        plan: One whose computation is a lowering.
+        sizes, places, arguments: Integers or symbolic dims, in the order of `sizes_of_node`.
+        results: The shape of each result of its computation.
+    """
+
+    def walk(value: Any, is_size: bool) -> Any:
+        if is_size and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            return next(arguments)
+        if isinstance(value, (list, tuple)):
+            return type(value)([walk(v, is_size) for v in value])
+        if isinstance(value, Blank):
+            shape = tuple(next(sizes) for _ in value.aval.shape)
+            return Blank(jax.ShapeDtypeStruct(shape, value.aval.dtype))
+        if isinstance(value, _Written):
+            return _Written(walk(value.read, is_size))
+        return access(value) if isinstance(value, Access) else value
+
+    def access(value: Access) -> Access:
+        base_sizes = tuple(next(sizes) for _ in value.base_sizes)
+        own = tuple(next(sizes) for _ in value.sizes)
+        base_strides = _other_strides(value.base_sizes, value.base_strides, base_sizes, places)
+        if not _is_window(value):
+            strides = _other_strides(value.sizes, value.strides, own, places)
+        elif value.form == WHOLE:
+            strides = base_strides
+        else:
+            kept = {d: j for j, d in enumerate(value.dims) if d >= 0}
+            strides = tuple(base_strides[kept[d]] if d in kept else 0 for d in range(len(own)))
+        return _Resized(
+            form=value.form,
+            base_dtype=value.base_dtype,
+            base_sizes=base_sizes,
+            base_strides=base_strides,
+            dtype=value.dtype,
+            sizes=own,
+            strides=strides,
+            offset=value.offset if value.form == SLICE else next(places),
+            dims=value.dims,
+            overwrites=value.overwrites,
+            chained=value.chained,
+            started=tuple(value.starts()),
+        )
+
+    def aval(out: Any) -> Any:
+        if out is None:
+            return None
+        if isinstance(out, (list, tuple)):
+            return type(out)([aval(o) for o in out])
+        return jax.ShapeDtypeStruct(next(results), out.dtype)
+
+    template = [(n, k, walk(value, n in plan.sizes)) for n, k, value in plan.template]
+    reads = [access(a) for a in plan.reads]
+    writes = [access(a) for a in plan.writes]
+    assert isinstance(plan.compute, LoweringCompute)
+    return plan.resized(template, reads, writes, plan.compute.returning(aval(plan.compute.out)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Resized(Access):
+    """An access with symbolic sizes, whose windows start where another's do."""
+
+    started: tuple[int, ...] = ()
+
+    def starts(self) -> list[int]:
+        return list(self.started)
+
+
+def _other_strides(
+    sizes: tuple[int, ...], strides: tuple[int, ...], others: tuple[Any, ...], places: Iterator[Any]
+) -> tuple[Any, ...]:
+    """Strides for other sizes, as `_strides` reads them."""
+    if _strides(sizes, strides, []) == "strides":
+        return tuple(next(places) for _ in strides)
+    found = [1] * len(sizes)
+    expected: Any = 1
+    for d in sorted(range(len(sizes)), key=lambda d: (strides[d], -d)):
+        found[d] = expected
+        expected *= others[d]
+    return tuple(found)
 
 
 def _strides(sizes: tuple[int, ...], strides: tuple[int, ...], places: list[int]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,14 +22,18 @@ import numpy as np
 from tpu_core import gc_control
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
-from tpu_core.compiler.segment import Segment
+from tpu_core.compiler.segment import Node, Segment
 from tpu_core.metrics import METRICS
 from tpu_core.padding.jaxpr_signature import Signature, signature
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.plan import NodePlan
 
-Aval = tuple[tuple[int, ...], np.dtype[Any]]
+Aval = tuple[tuple[Any, ...], np.dtype[Any]]
+# Of each number its pack, and where it is compiled in its text and value.
+Lifted = tuple[tuple[int, str | None, float | None], ...]
+# Gives the signature of a node that need not be traced, by its position in the segment.
+Known = Callable[[int, Node], Signature | None]
 
 _tracing: ContextVar[bool] = ContextVar("tpu_tracing_signature", default=False)
 
@@ -64,15 +68,20 @@ class SegmentSignatures:
         self._store = store
         self._key = key
 
-    def __call__(self, segment: Segment) -> list[Signature]:
-        """The signature of each node whose ops have one."""
+    def __call__(self, segment: Segment, known: Known | None = None) -> list[Signature]:
+        """The signature of each node whose ops have one.
+
+        Args:
+            segment: The segment.
+            known: Signatures that no trace is needed for.
+        """
         if self._store is None:
-            return _trace(segment)
+            return _trace(segment, known)
         key = self._key(segment, f"signatures {segment.key}", segment.constants())
         entry = self._store.get(key)
         found = None if entry is None else _decode(entry.payload)
         if found is None:
-            found = _trace(segment)
+            found = _trace(segment, known)
             names = f"the sizes inside {len(found)} ops"
             with contextlib.suppress(TypeError):  # a complex number is no JSON
                 self._store.put(key, _encode(found), {"ops": len(found), "names": names})
@@ -95,33 +104,47 @@ def _decode(payload: bytes) -> list[Signature] | None:
         return None
 
 
-def _trace(segment: Segment) -> list[Signature]:
+def _trace(segment: Segment, known: Known | None) -> list[Signature]:
     found = []
-    ends = [n.numbers for n in segment.nodes[1:]] + [len(segment.numbers)]
     with gc_control.paused():
-        for node, end in zip(segment.nodes, ends):
+        for i, node in enumerate(segment.nodes):
             if node.plan is None:
                 continue
-            operands = tuple(
-                (segment.slots[i].shape, segment.slots[i].dtype) for i in node.operands
-            )
-            # As text: 0.0 and -0.0 are equal.
-            lifted = tuple(
-                (n.pack, repr(n.value) if n.compiled_in else None, n.value)
-                if n.compiled_in
-                else (n.pack, None, None)
-                for n in segment.numbers[node.numbers : end]
-            )
-            found.append(_signature_of(node.plan, operands, lifted))
+            one = known(i, node) if known is not None else None
+            if one is None:
+                operands = tuple(
+                    (segment.slots[k].shape, segment.slots[k].dtype) for k in node.operands
+                )
+                one = _signature_of(node.plan, operands, lifted_numbers(segment, i))
+            found.append(one)
     return found
 
 
+def lifted_numbers(segment: Segment, index: int) -> Lifted:
+    """The numbers of a node, without the values of those that are run-time inputs."""
+    begin = segment.nodes[index].numbers
+    later = segment.nodes[index + 1 :]
+    end = later[0].numbers if later else len(segment.numbers)
+    # As text: 0.0 and -0.0 are equal.
+    return tuple(
+        (n.pack, repr(n.value), n.value) if n.compiled_in else (n.pack, None, None)
+        for n in segment.numbers[begin:end]
+    )
+
+
 @functools.lru_cache(maxsize=8192)
-def _signature_of(
-    plan: NodePlan,
-    operands: tuple[Aval, ...],
-    lifted: tuple[tuple[int, str | None, float | None], ...],
-) -> Signature:
+def _signature_of(plan: NodePlan, operands: tuple[Aval, ...], lifted: Lifted) -> Signature:
+    return trace(plan, operands, lifted)
+
+
+def trace(plan: NodePlan, operands: Sequence[Aval], lifted: Lifted) -> Signature:
+    """The signature of an op.
+
+    Args:
+        plan: Lowers it.
+        operands: Shapes, of integers or symbolic dims, and dtypes of its operands.
+        lifted: Its numbers.
+    """
     METRICS.outline()
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands]
     kinds = [pjrt.PACK_DTYPES[k] for k, text, _ in lifted if text is None]

@@ -17,12 +17,15 @@ from jax.extend.core import ClosedJaxpr
 
 from tpu_core.padding.jaxpr_signature import Signature, signature
 from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size
+from tpu_core.pjrt import symbolic_dims
 
 logger = logging.getLogger("tpu_core")
 
 _SMALLEST = 2
 # Traces of single sizes, where there is none with symbolic dims: a few milliseconds each.
 _MOST_TRACES = 512
+# Values of all sizes for which a comparison in a symbolic trace is worked out.
+_MOST_VALUES = 1 << 16
 
 
 def require_for_all_sizes(
@@ -76,13 +79,17 @@ def _holds_symbolically(
     expected: Sequence[Known],
     bounds: Sequence[int],
 ) -> bool:
-    names = [f"n{i}" for i in range(len(bounds))]
-    ranges = [f"{n} >= {_SMALLEST}" for n in names]
-    ranges += [f"{n} <= {max(bound, _SMALLEST)}" for n, bound in zip(names, bounds)]
-    dims = export.symbolic_shape(",".join(names), constraints=ranges)
+    dims = symbolic_dims.dims(len(bounds), _SMALLEST, bounds)
+    sizes = [range(_SMALLEST, max(bound, _SMALLEST) + 1) for bound in bounds]
+    few = math.prod(map(len, sizes)) <= _MOST_VALUES
     try:
-        found, _, numbers = signature(trace(dims))
-        return found == form and all(_is(n, k, dims) for n, k in zip(numbers, expected))
+        with symbolic_dims.comparing(dims, [_SMALLEST] * len(bounds)) as conditions:
+            found, _, numbers = signature(trace(dims))
+        return (
+            found == form
+            and all(_is(n, k, dims) for n, k in zip(numbers, expected))
+            and conditions.always_hold(list(itertools.product(*sizes)) if few else None)
+        )
     except Exception as error:  # whatever a lowering makes of a dim that is no integer
         logger.debug("no trace with symbolic dims: %s", error)
         return False

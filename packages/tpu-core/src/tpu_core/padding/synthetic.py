@@ -311,22 +311,7 @@ def _plan(
         raise _NotDerivable
     (before,) = compute.out
     out = [jax.ShapeDtypeStruct(shape, o.dtype) for shape, o in zip(results, before, strict=True)]
-    return NodePlan(
-        plan.op,
-        template,
-        reads,
-        plan.writes,
-        compute.returning((out,)),
-        plan.order,
-        plan.random,
-        plan.precision,
-        plan.choices,
-        plan.sizes,
-        plan.identity,
-        plan.default_dtype,
-        plan.jax_settings,
-        plan.checks,
-    )
+    return plan.resized(template, reads, plan.writes, compute.returning((out,)))
 
 
 def _resized(read: Access, sizes: Shape, strides: Shape) -> Access:

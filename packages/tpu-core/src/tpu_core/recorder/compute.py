@@ -62,6 +62,11 @@ class LoweringCompute:
         """Metadata of the results."""
         return self._out
 
+    @property
+    def contiguous(self) -> tuple[bool, ...]:
+        """Contiguity of each ``Tensor`` argument."""
+        return self._contiguous
+
     def returning(self, out: tuple[Any, ...]) -> LoweringCompute:
         """The same with results of other shapes."""
         return LoweringCompute(self._entry, out, self._contiguous)

@@ -186,6 +186,20 @@ class NodePlan:
                 found.append(None)
         return found
 
+    def resized(
+        self,
+        template: list[tuple[str, bool, Any]],
+        reads: list[Access],
+        writes: list[Access],
+        compute: Compute,
+    ) -> NodePlan:
+        """The same plan for other sizes."""
+        return NodePlan(
+            *(self.op, template, reads, writes, compute, self.order, self.random, self.precision),
+            *(self.choices, self.sizes, self.identity, self.default_dtype, self.jax_settings),
+            self.checks,
+        )
+
     def argument(self, name: str) -> Any:
         """Template entry of an argument."""
         return next(value for n, _, value in self.template if n == name)

@@ -1,0 +1,41 @@
+"""Signatures from symbolic traces, compared with traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tpu_core.padding import segment_signature
+from tpu_core.padding.symbolic_signature import SymbolicSignatures
+
+
+@pytest.fixture
+def signatures(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """Counts of ops that are and are not traced at a size; both give the same signature."""
+    seen: Counter[bool] = Counter()
+    segments: list[Any] = []
+    trace, at = segment_signature._trace, SymbolicSignatures.at
+
+    def traced(segment: Any, known: Any) -> Any:
+        segments.append(segment)
+        try:
+            return trace(segment, known)
+        finally:
+            segments.pop()
+
+    def compared(self: SymbolicSignatures, index: int, node: Any, values: Any) -> Any:
+        found = at(self, index, node, values)
+        seen[found is None] += 1
+        if found is not None:
+            slots = [segments[-1].slots[i] for i in node.operands]
+            operands = [(s.shape, s.dtype) for s in slots]
+            lifted = segment_signature.lifted_numbers(segments[-1], index)
+            expected = segment_signature.trace(node.plan, operands, lifted)
+            assert repr(found) == repr(expected), node.name
+        return found
+
+    monkeypatch.setattr(segment_signature, "_trace", traced)
+    monkeypatch.setattr(SymbolicSignatures, "at", compared)
+    return seen
