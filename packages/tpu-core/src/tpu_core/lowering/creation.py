@@ -11,6 +11,7 @@ from jax import lax
 
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
+from tpu_core.lowering.tables import table
 
 Array = jax.Array
 Out = tuple[jax.ShapeDtypeStruct, ...]
@@ -230,6 +231,6 @@ def _indices(first: np.ndarray, length: np.ndarray, out: Out) -> Array:
         return jnp.zeros(out[0].shape, dtype)
     begins = np.cumsum(length) - length
     position = lax.iota(dtype, total)
-    row = jnp.searchsorted(jnp.asarray(begins + length, dtype), position, side="right")
-    column = position - jnp.asarray(begins - first, dtype)[row]
+    row = jnp.searchsorted(table(begins + length, dtype), position, side="right")
+    column = position - table(begins - first, dtype)[row]
     return jnp.stack([row.astype(dtype), column])

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_core.lowering.tables import table
+
 # Up to this many terms are added one by one, which fuses; more are gathered and reduced.
 _UNROLL = 8
 # An index that is at most this many runs of equal steps is slices, not a gather.
@@ -85,8 +87,8 @@ def _weigh(x: jax.Array, axis: int, weight: np.ndarray[Any, Any]) -> jax.Array:
     weight = weight.reshape(shape)
     present = weight != 0
     if np.any(weight[present] != 1):
-        x = x * jnp.asarray(weight, x.dtype)
-    return x if np.all(present) else jnp.where(present, x, jnp.zeros((), x.dtype))
+        x = x * table(weight, x.dtype)
+    return x if np.all(present) else jnp.where(table(present, bool), x, jnp.zeros((), x.dtype))
 
 
 def _runs(index: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:
@@ -111,7 +113,7 @@ def _select(x: jax.Array, axis: int, index: np.ndarray[Any, Any], size: int) -> 
     if len(runs) <= _RUNS:
         parts = [_run(x, axis, *run) for run in runs]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=axis)
-    return jnp.take(x, jnp.asarray(index, np.int32), axis=axis, mode="clip")
+    return jnp.take(x, table(index, np.int32), axis=axis, mode="clip")
 
 
 def _run(x: jax.Array, axis: int, first: int, step: int, count: int) -> jax.Array:

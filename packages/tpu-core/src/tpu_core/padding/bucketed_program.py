@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from jax.extend.core import ClosedJaxpr
 
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.segment import RuntimeScalar, Segment, as_function
+from tpu_core.errors import CompilationError
 from tpu_core.lowering.implementations import lower_for_target
+from tpu_core.lowering.tables import Table, replaced
 from tpu_core.padding import (
     contractions,
     elementwise,
@@ -27,6 +30,7 @@ from tpu_core.padding import (
     windows,
 )
 from tpu_core.padding.interpret import PaddingContext, run
+from tpu_core.padding.jaxpr_signature import has_tables
 from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size, bucket
@@ -40,6 +44,8 @@ RULE_MODULES = (contractions, elementwise, indexing, linalg, loops, reductions, 
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
 _FEW_SIZES = 2
+# Sizes whose tables are kept.
+_MOST_TABLES = 64
 _STARTS = pjrt.PACK_DTYPES.index(np.dtype(np.int32))  # the pack of starts of windows
 
 
@@ -79,6 +85,7 @@ class BucketedProgram:
         self._inside: list[tuple[str, list[Known | None]]] | None = None
         self._symbolic: tuple[str, SymbolicSignatures] | None = None
         self._shapes: list[tuple[Size, ...]] | None = None
+        self._tables: dict[tuple[int, ...], list[Table]] = {}
         self._signature = ""
         self._failures = 0
         # Starts of windows are inputs once one was seen to vary.
@@ -167,6 +174,7 @@ class BucketedProgram:
         self._inside = None
         self._symbolic = None
         self._shapes = None
+        self._tables = {}
         self._signature = ""
 
     def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
@@ -192,10 +200,56 @@ class BucketedProgram:
         found = self._signatures(
             self._numbered(segment), lambda i, node: symbolic.at(i, node, values)
         )
-        return len(found) == len(expected) and all(
+        agrees = len(found) == len(expected) and all(
             form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
             for (form, _, inside), (f, ns) in zip(found, expected)
         )
+        if agrees and any(map(has_tables, found)):
+            self._keep_tables(
+                values,
+                self._signatures.tables(
+                    self._numbered(segment), found, lambda i, n: symbolic.tables(i, n, values)
+                ),
+            )
+        return agrees
+
+    def _keep_tables(self, values: Sequence[int], tables: list[Table]) -> None:
+        self._tables[tuple(values)] = tables
+        while len(self._tables) > _MOST_TABLES:
+            del self._tables[next(iter(self._tables))]
+
+    def tables(self, values: Sequence[int], buckets: Sequence[int]) -> list[Table]:
+        """Tables of the ops at some sizes, as inputs of the program for some buckets."""
+        found = []
+        if tuple(values) not in self._tables:
+            known = zip(self.recordings, self.fit.values if self.fit else ())
+            recording = next((r for r, v in known if list(v) == list(values)), None)
+            self._keep_tables(values, [] if recording is None else self._tables_of(recording))
+        for t, sizes in zip(self._tables[tuple(values)], self._table_sizes(), strict=True):
+            padded = np.zeros([s.value(buckets) for s in sizes], t.dtype)
+            padded[tuple(slice(0, n) for n in t.shape)] = t
+            found.append(padded)
+        return found
+
+    def _table_sizes(self) -> list[tuple[Size, ...]]:
+        """The sizes of each table.
+
+        Raises:
+            NotPaddableError: They follow no sizes of tensors.
+        """
+        assert self.fit is not None
+        every = [self._tables_of(r) for r in self.recordings]
+        found = []
+        for tables in zip(*every):
+            sizes = [self.fit.derive(seen) for seen in zip(*(t.shape for t in tables))]
+            if None in sizes or len({t.ndim for t in tables}) > 1:
+                raise NotPaddableError("a table's shape follows no size")
+            found.append(tuple(s for s in sizes if s is not None))
+        return found
+
+    def _tables_of(self, recording: Recording) -> list[Table]:
+        segment = self._numbered(recording.segment)
+        return self._signatures.tables(segment, self._signatures(segment))
 
     def _symbolic_signatures(self) -> SymbolicSignatures:
         assert self.fit is not None
@@ -326,9 +380,11 @@ class BucketedProgram:
         """The JAX functions of the recordings."""
         if not self._traces:
             for r in self.recordings:
-                function, avals = as_function(self._numbered(r.segment))
+                segment = self._numbered(r.segment)
+                function, avals = as_function(segment)
+                traced = jax.make_jaxpr(functools.partial(_with_tables, function))
                 with jax_settings.lowering():
-                    self._traces.append(jax.make_jaxpr(function)(*avals))
+                    self._traces.append(traced(self._tables_of(r), *avals))
         return self._traces
 
     def lower(self, buckets: tuple[int, ...]) -> bytes:
@@ -345,13 +401,20 @@ class BucketedProgram:
         avals = [
             jax.ShapeDtypeStruct(self.bound(i, buckets), segment.slots[i].dtype) for i in inputs
         ]
-        sizes = jax.ShapeDtypeStruct((len(buckets),), np.int32)
+        avals += packs
+        tables = [
+            (sizes, jax.ShapeDtypeStruct([s.value(buckets) for s in sizes], t.dtype))
+            for sizes, t in zip(self._table_sizes(), self._tables_of(self.recordings[0]))
+        ]
+        actual_sizes = jax.ShapeDtypeStruct((len(buckets),), np.int32)
 
-        def function(*arguments: jax.Array) -> list[jax.Array]:
-            *rest, actual = arguments
+        def function(
+            rest: list[jax.Array], given: list[jax.Array], actual: jax.Array
+        ) -> list[jax.Array]:
             space = Space([actual[i] for i in range(len(buckets))], buckets)
             context = PaddingContext(fit, space)
-            values = [
+            values = [Padded(x, tuple((s,) for s in sizes)) for x, (sizes, _) in zip(given, tables)]
+            values += [
                 Padded(
                     space.resized(x, [s.value(buckets) for s in shape]), tuple((s,) for s in shape)
                 )
@@ -366,7 +429,8 @@ class BucketedProgram:
 
         try:
             with jax_settings.lowering():
-                lowered = lower_for_target(function, *avals, *packs, sizes)
+                given = [aval for _, aval in tables]
+                lowered = lower_for_target(function, avals, given, actual_sizes)
                 memory = aliases(segment, lambda i: self.bound(i, buckets))
                 return pjrt.module_bytes(lowered, memory)
         except NotPaddableError:
@@ -378,6 +442,23 @@ class BucketedProgram:
 def _same(a: float | int, b: float | int) -> bool:
     """Return whether two numbers are the same constant: 0.0 is not -0.0, nor 1 the same as 1.0."""
     return type(a) is type(b) and repr(a) == repr(b)
+
+
+def _with_tables(
+    function: Callable[..., list[jax.Array]], tables: list[jax.Array], *arguments: jax.Array
+) -> list[jax.Array]:
+    """A segment's function with its tables as arguments, too."""
+    given = iter(tables)
+    if not tables:
+        return function(*arguments)
+    try:
+        with replaced(given):
+            results = function(*arguments)
+    except CompilationError as error:
+        raise NotPaddableError(str(error)) from error
+    if next(given, None) is not None:
+        raise NotPaddableError("a segment makes fewer tables than its ops")
+    return results
 
 
 def _between_programs(

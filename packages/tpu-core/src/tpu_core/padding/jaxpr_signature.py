@@ -7,7 +7,7 @@ programs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +19,28 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 Signature = tuple[str, tuple[str, ...], tuple[float, ...]]
 
 
-def signature(traced: ClosedJaxpr) -> Signature:
+def signature(traced: ClosedJaxpr, tables: Sequence[Any] = ()) -> Signature:
     """The signature of a trace, without the numbers that rules work out from result sizes.
+
+    Args:
+        traced: The trace.
+        tables: Shapes and dtypes of its last inputs, which follow from no operand's.
 
     Example:
         >>> signature(jax.make_jaxpr(lambda x: x * 2)(jnp.zeros(3)))
         ('0c7d...', ('float32', 'int', 'int'), (2.0, 3, ...))
     """
-    return _written(_Writer(_DERIVED, functions=False), traced)
+    writer = _Writer(_DERIVED, functions=False)
+    for t in tables:
+        writer.form.append(f"table {t.dtype}")
+        writer.value(tuple(t.shape))
+    form, dtypes, numbers = _written(writer, traced)
+    return form + _TABLE * len(tables), dtypes, numbers
+
+
+def has_tables(signature: Signature) -> bool:
+    """Return whether the trace had tables (`tpu_core.lowering.tables`)."""
+    return signature[0].endswith(_TABLE)
 
 
 def exact_signature(traced: ClosedJaxpr | Jaxpr) -> Signature:
@@ -39,6 +53,9 @@ def _written(writer: _Writer, traced: ClosedJaxpr | Jaxpr) -> Signature:
     form = hashlib.sha256("|".join(writer.form).encode()).hexdigest()
     return form, tuple(writer.dtypes), tuple(writer.numbers)
 
+
+# Ends a digest for each table.
+_TABLE = "+"
 
 Reader = Callable[[Any], Any]
 

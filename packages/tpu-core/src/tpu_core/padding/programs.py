@@ -141,7 +141,7 @@ class PaddedPrograms:
         context = self._context
 
         def check(loaded: pjrt.Loaded) -> None:
-            run = self._runner(bucketed, s, buckets, loaded)
+            run = self._runner(bucketed, s, values, buckets, loaded)
             device = context.client.devices[s.device]
             problem = differences(bucketed, buckets, run, arrays, device)
             if problem:
@@ -171,7 +171,7 @@ class PaddedPrograms:
                 for in its place.
         """
         executable, key = bucketed.programs[buckets]
-        run = self._runner(bucketed, s, buckets, executable)
+        run = self._runner(bucketed, s, values, buckets, executable)
         inputs = [bucketed.bound(i, buckets) for i in s.inputs()]
         shapes = [s.slots[i].shape for i in s.live]
 
@@ -187,18 +187,29 @@ class PaddedPrograms:
         return replace(program, execute=execute, handlers=None, compiled_in=mask)
 
     def _runner(
-        self, bucketed: BucketedProgram, s: Segment, buckets: tuple[int, ...], loaded: pjrt.Loaded
+        self,
+        bucketed: BucketedProgram,
+        s: Segment,
+        made_for: Sequence[int],
+        buckets: tuple[int, ...],
+        loaded: pjrt.Loaded,
     ) -> _Run:
         device = self._context.client.devices[s.device]
         inputs = [bucketed.bound(i, buckets) for i in s.inputs()]
         outputs = [bucketed.bound(i, buckets) for i in s.live]
+
+        def tables(values: Sequence[int]) -> list[Any]:
+            return [pjrt.put(t, device) for t in bucketed.tables(values, buckets)]
+
+        given = tables(made_for)
 
         def run(
             arguments: list[Any], values: Sequence[int], shapes: Sequence[tuple[int, ...]]
         ) -> list[Any]:
             padded = [fitted(a, shape, device) for a, shape in zip(arguments, inputs)]
             sizes = pjrt.put_numbers(2, np.asarray(values, np.int32).tobytes(), device)
-            sharded = loaded.execute([*padded, *arguments[len(inputs) :], sizes])
+            own = given if list(values) == list(made_for) else tables(values)
+            sharded = loaded.execute([*padded, *arguments[len(inputs) :], *own, sizes])
             results = sharded.consume_with_handlers(loaded.handlers)
             return [
                 r if shape == bound else PaddedArray(r, shape)

@@ -23,8 +23,9 @@ from tpu_core import gc_control
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.lowering.tables import Table, collected, replaced
 from tpu_core.metrics import METRICS
-from tpu_core.padding.jaxpr_signature import Signature, signature
+from tpu_core.padding.jaxpr_signature import Signature, has_tables, signature
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.plan import NodePlan
@@ -87,6 +88,27 @@ class SegmentSignatures:
                 self._store.put(key, _encode(found), {"ops": len(found), "names": names})
         return found
 
+    def tables(
+        self,
+        segment: Segment,
+        signatures: Sequence[Signature],
+        known: Callable[[int, Node], list[Table] | None] | None = None,
+    ) -> list[Table]:
+        """The tables of a segment's ops, in the order of the ops.
+
+        Args:
+            segment: The segment.
+            signatures: Its signatures.
+            known: Tables of a node that need not be traced.
+        """
+        found: list[Table] = []
+        nodes = [(i, node) for i, node in enumerate(segment.nodes) if node.plan is not None]
+        for (i, node), one in zip(nodes, signatures, strict=True):
+            if has_tables(one):
+                own = known(i, node) if known is not None else None
+                found += _traced(segment, i)[1] if own is None else own
+        return found
+
 
 def _encode(signatures: list[Signature]) -> bytes:
     """JSON of the different signatures, and which of them each node has."""
@@ -111,12 +133,7 @@ def _trace(segment: Segment, known: Known | None) -> list[Signature]:
             if node.plan is None:
                 continue
             one = known(i, node) if known is not None else None
-            if one is None:
-                operands = tuple(
-                    (segment.slots[k].shape, segment.slots[k].dtype) for k in node.operands
-                )
-                one = _signature_of(node.plan, operands, lifted_numbers(segment, i))
-            found.append(one)
+            found.append(_traced(segment, i)[0] if one is None else one)
     return found
 
 
@@ -132,13 +149,24 @@ def lifted_numbers(segment: Segment, index: int) -> Lifted:
     )
 
 
+def _traced(segment: Segment, index: int) -> tuple[Signature, list[Table]]:
+    node = segment.nodes[index]
+    assert node.plan is not None
+    operands = tuple((segment.slots[k].shape, segment.slots[k].dtype) for k in node.operands)
+    return _signature_of(node.plan, operands, lifted_numbers(segment, index))
+
+
 @functools.lru_cache(maxsize=8192)
-def _signature_of(plan: NodePlan, operands: tuple[Aval, ...], lifted: Lifted) -> Signature:
+def _signature_of(
+    plan: NodePlan, operands: tuple[Aval, ...], lifted: Lifted
+) -> tuple[Signature, list[Table]]:
     return trace(plan, operands, lifted)
 
 
-def trace(plan: NodePlan, operands: Sequence[Aval], lifted: Lifted) -> Signature:
-    """The signature of an op.
+def trace(
+    plan: NodePlan, operands: Sequence[Aval], lifted: Lifted
+) -> tuple[Signature, list[Table]]:
+    """The signature of an op, and its tables.
 
     Args:
         plan: Lowers it.
@@ -149,15 +177,25 @@ def trace(plan: NodePlan, operands: Sequence[Aval], lifted: Lifted) -> Signature
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands]
     kinds = [pjrt.PACK_DTYPES[k] for k, text, _ in lifted if text is None]
 
-    def lower(values: list[jax.Array], rest: list[jax.Array]) -> list[jax.Array]:
+    def lower(values: list[jax.Array], rest: list[jax.Array], _: Any) -> list[jax.Array]:
         inputs = iter(rest)
         known = (pjrt.weak(next(inputs)) if text is None else v for _, text, v in lifted)
         return plan.lower(values, known)
 
+    def with_tables(
+        values: list[jax.Array], rest: list[jax.Array], given: list[jax.Array]
+    ) -> list[jax.Array]:
+        with replaced(iter(given)):
+            return lower(values, rest, given)
+
+    numbers = [jax.ShapeDtypeStruct((), k) for k in kinds]
     token = _tracing.set(True)
     try:
-        with jax_settings.lowering():
-            traced = jax.make_jaxpr(lower)(avals, [jax.ShapeDtypeStruct((), k) for k in kinds])
+        with jax_settings.lowering(), collected() as tables:
+            traced = jax.make_jaxpr(lower)(avals, numbers, [])
+        if tables:
+            with jax_settings.lowering():
+                traced = jax.make_jaxpr(with_tables)(avals, numbers, tables)
     finally:
         _tracing.reset(token)
-    return signature(traced)
+    return signature(traced, tables), tables

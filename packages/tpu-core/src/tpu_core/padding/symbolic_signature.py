@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.lowering.tables import Table
 from tpu_core.padding.jaxpr_signature import Signature
 from tpu_core.padding.recording import sizes_of_node, with_integers
 from tpu_core.padding.segment_signature import Lifted, lifted_numbers, trace
@@ -41,6 +42,7 @@ class _Traced:
     varying: list[tuple[int, int]]
     conditions: list[tuple[int, str, bool]]
     results: list[list[Size]]
+    tables: list[Table]  # computed with symbolic dims, so that they follow from none
 
     def holds(self, values: Sequence[int], expressions: _Expressions) -> bool:
         """Return whether all comparisons turn out as they did."""
@@ -126,6 +128,16 @@ class SymbolicSignatures:
             node: The node, whose integers are what the fit says.
             values: The sizes.
         """
+        traced = self._holding(index, node, values)
+        return None if traced is None else traced.at(values, self._expressions)
+
+    def tables(self, index: int, node: Node, values: Sequence[int]) -> list[Table] | None:
+        """The tables of a member's node; None where it is to be traced. Arguments as of `at`."""
+        traced = self._holding(index, node, values)
+        return None if traced is None else traced.tables
+
+    def _holding(self, index: int, node: Node, values: Sequence[int]) -> _Traced | None:
+        """The trace of an op, where it is that of a member's node."""
         if any(values[symbol] != r.of(values) for symbol, r in self._related.items()):
             self._rows.append(list(values))
             self._relate()
@@ -139,7 +151,7 @@ class SymbolicSignatures:
             or not self._is_instance(node.plan, index, traced, values)
         ):
             return None
-        return traced.at(values, self._expressions)
+        return traced
 
     def _is_instance(
         self, plan: NodePlan, index: int, traced: _Traced, values: Sequence[int]
@@ -230,7 +242,7 @@ class SymbolicSignatures:
                 shapes = map(expressions, results)
                 symbolic = with_integers(plan, own, places, arguments, shapes)
                 avals = [(expressions(shape), dtype) for shape, dtype in operands]
-                form, dtypes, numbers = trace(symbolic, tuple(avals), lifted)
+                (form, dtypes, numbers), tables = trace(symbolic, tuple(avals), lifted)
         except Exception as error:  # whatever a lowering makes of a dim that is no integer
             logger.debug("%s has no trace with symbolic dims: %s", plan.op, error)
             return None
@@ -240,7 +252,7 @@ class SymbolicSignatures:
             if not isinstance(n, (int, float))
         ]
         compared = [(self._expressions.add(e), kind, holds) for e, kind, holds in conditions]
-        return _Traced(form, dtypes, list(numbers), varying, compared, results)
+        return _Traced(form, dtypes, list(numbers), varying, compared, results, tables)
 
 
 @dataclass(frozen=True, slots=True)
