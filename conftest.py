@@ -1,5 +1,5 @@
-"""What all tests share: a temporary cache of programs, compiles that are waited for, and the same
-random numbers in each run.
+"""What all tests share: a temporary cache of programs, compiles that are waited for, the same
+random numbers in each run, and the tiers that a test asks for.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -41,3 +42,43 @@ FOLDER = pytest.StashKey[str]()
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def host() -> Iterator[None]:
+    """CPU kernels wherever there is one."""
+    yield from _tiers("host")
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Segments go over to programs when they come for the third time."""
+    yield from _tiers("auto", patience=0.0)
+
+
+@pytest.fixture
+def tier(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The tiers that a test is parametrized with (``indirect=True``)."""
+    yield from _tiers(request.param)
+
+
+@pytest.fixture(params=["compiled", "restless", "host"])
+def every_tier(request: pytest.FixtureRequest) -> None:
+    """Each test once with programs alone, with segments that go over to them, with CPU kernels."""
+    if request.param != "compiled":
+        request.getfixturevalue(request.param)
+
+
+def _tiers(name: str, patience: float | None = None) -> Iterator[None]:
+    # Imports here: a test that asks for no tiers finds the extension as torch leaves it.
+    from tpu_core import _C, tiers
+    from tpu_core.config import config
+
+    torch.zeros(1, device="tpu")
+    _C.flush()
+    _C.set_tiers(tiers.NUMBERS[name])
+    _C.set_patience(config().tier_patience if patience is None else patience)
+    yield
+    _C.flush()
+    _C.set_tiers(tiers.NUMBERS["compiled"])
+    _C.set_patience(config().tier_patience)

@@ -62,9 +62,9 @@ def described(plan: Any) -> dict[str, Any]:
 
 def gpt() -> dict[str, Any]:
     import torch
-    from models.gpt import GPT
 
     import tpu_compile
+    from models.gpt import GPT
 
     with torch.device("meta"):
         model = GPT(**jobs.GPT)
@@ -149,9 +149,9 @@ def twin() -> None:
 
 def pod() -> dict[str, Any]:
     import torch
-    from models.gpt import GPT
 
     import tpu_compile
+    from models.gpt import GPT
 
     with torch.device("meta"):
         model = GPT(vocab=8192, length=_TOKENS, layers=8, dim=1024, heads=16).to(torch.bfloat16)

@@ -78,6 +78,7 @@ def model_of(size: Size) -> Any:
     import torch
     import torch.nn as nn
     import torch.nn.functional as F
+
     from models.gpt import GPT
 
     class Attention(nn.Module):

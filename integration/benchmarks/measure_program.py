@@ -19,9 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # programs
 
-import programs
 import torch
 from measure import cpu_time, resident_mb
+
+import programs
 
 FIRST = 20
 UNIT = 10  # steps: what a program does only now and then, it does in each unit

@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # programs
 
 import harness
+
 import programs
 
 HERE = Path(__file__).parent

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 from jobs import Job
+
 from models import gpt, image_nets, mlp, resnet
 
 Data = dict[str, torch.Tensor]

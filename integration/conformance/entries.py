@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from opinfo import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
+
+from opinfo import op_db
 
 FILE = Path(__file__).with_name("expected.toml")
 OP_PARTS = ("forward", "gradients", "gradgrad", "forward_mode", "out", "inplace", "errors")

@@ -1,29 +1,23 @@
 """Random views, writes and copies in rounds of changing sizes, against the CPU.
 
-The steps are those of tpu-core's property test of aliasing. A case runs them round after round in
-one process, each round on tensors of other sizes, so that what one round compiled, padded or
-donated is met by the next. After each step the tensors' geometry, the storages that they share and
-the errors must be the same; after each round, or at the end, every byte of every storage.
+The steps are those of the packages' property tests of aliasing (`integration/aliasing`). A case
+runs them round after round in one process, each round on tensors of other sizes, so that what one
+round compiled, padded or donated is met by the next. After each step the tensors' geometry, the
+storages that they share and the errors must be the same; after each round, or at the end, every
+byte of every storage.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .cases import Case, Failure
-from .minimise import smaller_numbers, without_parts
-
-sys.path.append(str(Path(__file__).parents[2] / "packages" / "tpu-core" / "tests"))
-
-from aliasing.programs import CHANGES, DTYPES, OTHERS, STEPS, VIEWS, on_device  # noqa: E402
-from aliasing.worlds import (  # noqa: E402
+from aliasing.programs import CHANGES, DTYPES, OTHERS, STEPS, VIEWS, on_device
+from aliasing.worlds import (
     Skip,
     World,
     assert_same_geometry,
@@ -32,6 +26,9 @@ from aliasing.worlds import (  # noqa: E402
     message,
     run_step,
 )
+
+from .cases import Case, Failure
+from .minimise import smaller_numbers, without_parts
 
 SHAPES = ((2, 3), (4,), (2, 3, 2), (6,), (3, 2), (4, 4), (5, 4), (3, 3, 3), (1, 3), (), (8, 3))
 NAMES = {str(d).removeprefix("torch."): d for d in DTYPES}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 
 import pytest
+
 from conformance import __main__ as command
 from conformance.entries import (
     MODULES,

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
+
 from fuzz.cases import TIERS, Settings, tiers_of_case
 from fuzz.frame import fuzzer
 from fuzz.minimise import candidates

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+
 from fuzz import programs, programs_twin, workers, xla_program
 from fuzz.frame import fuzzer
 from fuzz.programs_model import build, optimizer

@@ -6,8 +6,9 @@ import functools
 
 import pytest
 import torch
-from models.gpt import GPT
 from training import every_mode
+
+from models.gpt import GPT
 
 TOKENS = 8
 

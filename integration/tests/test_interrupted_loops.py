@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from models.gpt import GPT
 
+from models.gpt import GPT
 from tpu_core.config import override
 
 

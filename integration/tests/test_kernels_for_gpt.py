@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from models.gpt import GPT
 
 import tpu_compile
 import tpu_kernels
+from models.gpt import GPT
 
 VOCABULARY, LAYERS, DIM, HEADS, LENGTH, BATCH = 32768, 2, 256, 2, 1024, 8
 

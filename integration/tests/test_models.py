@@ -7,8 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from models import encoder, vit
 from training import JOBS, MODES, STEPS, every_mode, train, train_on_cpu
+
+from models import encoder, vit
 
 # float64 stands beside float32 in the mode whose programs round in an order of their own.
 DETERMINISTIC = [

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from models.gpt import GPT
 from torch.profiler import ProfilerActivity, profile
+
+from models.gpt import GPT
 
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
 

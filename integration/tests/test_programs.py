@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import programs
 import pytest
 from torch.testing import assert_close
+
+import programs
 
 STEPS = 5
 # Relative. The host tier runs the reference's kernels; PyTorch composes some ops on one device that

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from models import autoencoder, encoder, gpt, mlp, resnet, rnn, vit
 
 MODES = ("strict", "debug", "fused")

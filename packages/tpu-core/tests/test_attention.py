@@ -58,7 +58,7 @@ def run(device: str, **options: Any) -> list[torch.Tensor]:
 def test_one_op_that_gives_what_the_cpu_gives(name: str) -> None:
     options = dict(CASES[name])
     several = options.pop("several", False)
-    with modes.using("fused"):
+    with modes.using("segments"):
         before = METRICS.snapshot()
         actual = run("tpu", **options)
         ops = METRICS.delta(before)["ops"]

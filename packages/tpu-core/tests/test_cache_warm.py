@@ -104,7 +104,7 @@ def test_each_common_op_takes_the_shapes_and_dtypes_it_is_given():
     names = {(c.name, c.dtype) for c in calls}
     assert ("bmm", torch.float32) in names and ("bmm", torch.int64) not in names
     assert len({str(c) for c in calls}) == len(calls)
-    with torch.tpu.set_eager_mode("fused"), torch.no_grad():  # recorded, and few programs
+    with torch.tpu.set_eager_mode("segments"), torch.no_grad():  # recorded, and few programs
         for call in calls:
             result = call.run()
             assert result.device.type == "tpu", call

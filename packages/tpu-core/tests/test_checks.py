@@ -29,7 +29,7 @@ def everything() -> Iterator[None]:
     checked.switch("default")
 
 
-@pytest.fixture(params=["strict", "fused"])
+@pytest.fixture(params=["strict", "segments"])
 def mode(request: pytest.FixtureRequest) -> Iterator[str]:
     with torch.tpu.set_eager_mode(request.param):
         yield request.param
@@ -145,7 +145,7 @@ def test_words_do_not_pile_up():
 
 def test_one_output_more_and_no_read_more():
     x = torch.arange(5.0, device="tpu")
-    with torch.tpu.set_eager_mode("fused"):
+    with torch.tpu.set_eager_mode("segments"):
         x[i([1, 2]).to("tpu")].cpu()
         torch.tpu.reset_metrics()
         for _ in range(3):
@@ -195,7 +195,7 @@ print(torch.tpu.metrics()["compiles"])
 def test_a_warm_start(tmp_path):
     folder = {"TPU_CACHE_DIR": str(tmp_path), "TPU_TIERS": "compiled"}
     lines = "3.0\nindex 9 is out of bounds for dimension 0 with size 6\n"
-    for mode in ("strict", "fused"):
+    for mode in ("strict", "segments"):
         first = interpreter.clean(CODE, **folder, TPU_EAGER_MODE=mode)
         assert first.startswith(lines) and not first.endswith("\n0\n")
         assert interpreter.clean(CODE, **folder, TPU_EAGER_MODE=mode) == lines + "0\n"
@@ -211,7 +211,7 @@ def test_after_promotion_to_programs(restless: None):
         y = x[i([1, k]).to("tpu")].relu()
         return (y * 2 + F.cross_entropy(x, i([0, 1, 2, k % 3]).to("tpu"))).sum().item()
 
-    with torch.tpu.set_eager_mode("fused"):
+    with torch.tpu.set_eager_mode("segments"):
         for _ in range(6):
             step(3)
         before = torch.tpu.metrics()
@@ -229,7 +229,7 @@ def test_words_that_are_not_on_the_host():
     assert checked.read(words) == [(0, 0), (3, 7)]
 
 
-@pytest.mark.parametrize("mode", ["strict", "fused"])
+@pytest.mark.parametrize("mode", ["strict", "segments"])
 def test_an_error_that_no_read_raised_is_warned_of_at_exit(mode: str):
     result = interpreter.run(
         """

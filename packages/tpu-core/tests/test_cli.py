@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from interpreter import path_with
 from tpu_core import config as config_module
 from tpu_core import platforms
 from tpu_core.cache import ExecutableStore
@@ -401,7 +402,7 @@ def test_python_m_tpu_core_prints_our_errors_without_a_traceback(tmp_path):
         text=True,
         env={
             **os.environ,
-            "PYTHONPATH": source,
+            "PYTHONPATH": path_with(source),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             "TPU_CACHE_SIZE": "lots",
         },

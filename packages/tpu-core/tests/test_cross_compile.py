@@ -46,7 +46,7 @@ def cross(stored: Any) -> Any:
     def put(key: str, payload: bytes, manifest: dict[str, Any]) -> None:
         stored[key] = payload, manifest
 
-    with modes.using("fused"), config.override(compile="blocking"):
+    with modes.using("segments"), config.override(compile="blocking"):
         yield CrossCompiler("v5e:1x1", Compiler(), put)
 
 

@@ -44,14 +44,14 @@ def test_values_and_gradients(every_tier: None, options: dict[str, Any]) -> None
 
 
 def test_lengths_are_no_programs() -> None:
-    """Batches of one size, of other steps, lengths and labels."""
+    """Batches of one size, of other lengths and labels."""
 
     def step(seed: int) -> None:
-        want, have = (result(d, 6 * seed, 3, 8 + seed % 9) for d in ("cpu", "tpu"))
+        want, have = (result(d, 6 * seed, 3, 8) for d in ("cpu", "tpu"))
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    assert compiles(step, range(24)) <= 16
-    assert compiles(step, range(24, 34)) <= 1
+    assert compiles(step, range(24)) <= 6
+    assert compiles(step, range(24, 34)) == 0
 
 
 def errors(device: str) -> list[str | None]:

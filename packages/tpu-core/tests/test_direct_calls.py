@@ -12,17 +12,13 @@ from torch.testing import assert_close
 
 from tpu_core import modes
 from tpu_core.metrics import METRICS
-from tpu_eager.fused import bucketed
-
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
-
 
 pytestmark = pytest.mark.usefixtures("every_tier")
 
 
 @pytest.fixture(autouse=True)
-def fused(every_tier: None) -> Iterator[None]:
-    with modes.using(FUSED):
+def segments(every_tier: None) -> Iterator[None]:
+    with modes.using("segments"):
         yield
 
 

@@ -24,12 +24,9 @@ from tpu_core import _C, modes
 from tpu_core.pjrt import profiling
 from tpu_core.profiler import xplane
 from tpu_core.profiler.rows import Kind, Row, op_name, short_name
-from tpu_eager.fused import bucketed
 
 HERE = Path(__file__).name
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True)
-PADDED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +76,7 @@ def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
 
 def test_a_program_has_a_row_with_its_ops_inside_named_by_op_and_line(tmp_path: Path) -> None:
     x = torch.randn(64, 64, device="tpu")
-    with modes.using(FUSED):
+    with modes.using("segments"):
         step(x)
         events = chrome(profiled(lambda: step(x)), tmp_path)
     (program,) = [e for e in events if e.get("cat") == "gpu_user_annotation"]
@@ -111,7 +108,7 @@ def test_a_program_has_a_row_with_its_ops_inside_named_by_op_and_line(tmp_path: 
 
 def test_device_time_is_summed_by_aten_op() -> None:
     x = torch.randn(64, 64, device="tpu")
-    with modes.using(FUSED):
+    with modes.using("segments"):
         step(x)
         taken = profiled(lambda: [step(x) for _ in range(3)])
     averages = {(a.key, a.device_type): a for a in taken.key_averages()}
@@ -149,7 +146,7 @@ def test_ops_of_a_backward_carry_the_line_of_their_forward(tmp_path: Path) -> No
         (x @ x).sum().backward()
         torch.tpu.synchronize()
 
-    with modes.using(FUSED):
+    with modes.using("segments"):
         train()
         rows = device_rows(profiled(train))
     assert Counter(e.name.split(" ")[0] for e in rows)["aten::mm"] >= 3
@@ -166,20 +163,6 @@ def test_single_ops_are_programs_in_strict() -> None:
     assert len(programs) == 4
 
 
-def test_programs_on_padded_arrays_have_ops_and_lines() -> None:
-    def call(n: int) -> None:
-        x = torch.ones(n, 16, device="tpu")
-        torch.softmax(x @ x.t(), -1).sum().item()
-
-    with modes.using(PADDED):
-        for n in (8, 9, 10):
-            call(n)
-        before = torch.tpu.metrics()["padded_executions"]
-        taken = profiled(lambda: call(11))
-        assert torch.tpu.metrics()["padded_executions"] > before
-    assert {"aten::mm", "aten::_softmax"} <= ops(taken)
-
-
 def test_a_program_of_other_lines_shows_the_lines_of_this_run() -> None:
     x = torch.randn(48, 48, device="tpu")
 
@@ -189,7 +172,7 @@ def test_a_program_of_other_lines_shows_the_lines_of_this_run() -> None:
     def there() -> None:
         (x @ x).sin().sum().item()
 
-    with modes.using(FUSED):
+    with modes.using("segments"):
         here()
         compiles = torch.tpu.metrics()["compiles"]
         taken = profiled(there)
@@ -204,7 +187,7 @@ def test_compiles_and_transfers_have_rows(tmp_path: Path) -> None:
         x = torch.ones(7, 13).to("tpu")
         (x.tanh() + 1).cpu()
 
-    with modes.using(FUSED):
+    with modes.using("segments"):
         events = chrome(profiled(work), tmp_path)
     copies = [e for e in events if e.get("cat") == "gpu_memcpy"]
     assert {"Memcpy HtoD", "Memcpy DtoH"} == {e["name"] for e in copies}
@@ -299,7 +282,7 @@ def test_a_profile_starts_no_device_and_shows_one_that_starts_in_it() -> None:
 
 def test_without_the_trace_of_xla_the_other_rows_are_there(tmp_path: Path) -> None:
     x = torch.randn(64, 64, device="tpu")
-    with modes.using(FUSED), jax.profiler.trace(str(tmp_path)):
+    with modes.using("segments"), jax.profiler.trace(str(tmp_path)):
         step(x)
         with pytest.warns(UserWarning, match="has no rows of XLA ops"):
             taken = profiled(lambda: step(x))
@@ -341,7 +324,7 @@ def test_ranges_under_the_names_of_cudas_nvtx(tmp_path: Path) -> None:
 
 def test_files_for_xprof_and_perfetto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(64, 64, device="tpu")
-    with modes.using(FUSED), torch.tpu.profiler.trace(tmp_path) as taken:
+    with modes.using("segments"), torch.tpu.profiler.trace(tmp_path) as taken:
         for i in range(2):
             with torch.tpu.profiler.step(i), torch.tpu.profiler.annotate("forward"):
                 step(x)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from interpreter import clean
+from interpreter import clean, path_with
 from tpu_core.cache.sources import PATTERNS, digest_around, folder_digest, package_digest
 from tpu_core.compiler.programs import source_versions
 
@@ -110,7 +110,7 @@ def test_a_helper_of_an_op_of_another_package_is_in_its_key(tmp_path: Path) -> N
         "op.py": OP,
     }.items():
         (package / file).write_text(text)
-    environment = {"TPU_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    environment = {"TPU_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path_with(tmp_path)}
     assert clean(PROGRAM, **environment) == "[0.0, 2.0, 4.0, 6.0] True\n"
     assert clean(PROGRAM, **environment) == "[0.0, 2.0, 4.0, 6.0] False\n"
     (package / "rules" / "factor.py").write_text("FACTOR = 3.0")

@@ -280,7 +280,7 @@ def test_size_of_a_program_does_not_follow_the_length() -> None:
     for length in (3, 50):
         _, tpu = pair("LSTM", num_layers=2)
         before = METRICS.snapshot()
-        with modes.using("fused"):
+        with modes.using("segments"):
             tpu(torch.randn(length, 2, 3).to("tpu"))[0].sum().backward()
             torch.tpu.synchronize()
         counts.append(METRICS.delta(before)["ops"])

@@ -7,7 +7,6 @@ import textwrap
 import pytest
 
 from interpreter import clean, run
-from tpu_core import modes
 
 
 def test_a_forked_child_that_uses_the_device_is_told_so():
@@ -265,9 +264,7 @@ WORK = {
 @pytest.mark.parametrize("work", WORK)
 def test_exit(work):
     code = f"import torch\n{textwrap.dedent(WORK[work])}\nprint('end')"
-    # The mode that keeps work back longest, where it is installed.
-    mode = "fused" if "fused" in modes.names() else "strict"
-    assert clean(code, TPU_EAGER_MODE=mode) == "end\n"
+    assert clean(code) == "end\n"
 
 
 def test_exit_in_strict_mode():

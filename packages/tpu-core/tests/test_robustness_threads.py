@@ -132,7 +132,7 @@ def test_a_thread_without_ops_of_its_own_leaves_the_engine_alone(mode):
     before = torch.tpu.metrics()["segments"]
     x.grad = None
     (x * 3).sum().backward()
-    if mode == "fused":
+    if mode == "segments":
         assert torch.tpu.metrics()["segments"] == before
     assert x.grad.tolist() == [3.0] * 3
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
-from interpreter import clean
+from interpreter import clean, path_with
 
 FOLDER = Path(__file__).with_name("third_party")
 PACKAGE = FOLDER / "acme_tpu" / "__init__.py"
@@ -14,8 +13,11 @@ DOOR = {"tpu_core.extend", "tpu_core.errors", "tpu_core.config"}
 
 
 def run(code: str, tmp_path: Path, **environment: str) -> list[str]:
-    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {"PYTHONPATH": path, "TPU_CACHE_DIR": str(tmp_path), **environment}
+    environment = {
+        "PYTHONPATH": path_with(FOLDER),
+        "TPU_CACHE_DIR": str(tmp_path),
+        **environment,
+    }
     return clean(code, **environment).splitlines()
 
 

@@ -15,21 +15,13 @@ import interpreter
 from aliasing.programs import Program
 from tpu_core import _C, modes
 from tpu_core.metrics import METRICS
-from tpu_eager.fused import bucketed
 
-FUSED = modes.Mode(
-    "fused",
-    max_ops=2000,
-    cut_after_optimizer_step=True,
-    cut_at_repetitions=True,
-    providers=(bucketed,),
-)
 pytestmark = pytest.mark.usefixtures("restless")
 
 
 @pytest.fixture(autouse=True)
-def fused() -> object:
-    with modes.using(FUSED):
+def segments() -> object:
+    with modes.using("segments"):
         yield
 
 

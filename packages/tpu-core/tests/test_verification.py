@@ -17,16 +17,13 @@ from tpu_core.lowering import views
 from tpu_core.lowering.registry import REGISTRY
 from tpu_core.metrics import METRICS
 from tpu_core.recorder import compute
-from tpu_eager.fused import bucketed
-
-FUSED = modes.Mode("fused", max_ops=2000, cut_at_repetitions=True, providers=(bucketed,))
 
 
 @pytest.fixture(autouse=True)
 def first() -> Iterator[None]:
     """Each program's first run is judged; no program is left of other tests."""
     torch.zeros(1, device="tpu")
-    with override(verify="first"), modes.using(FUSED):
+    with override(verify="first"), modes.using("segments"):
         _C.flush()
         _C.clear_programs()
         yield

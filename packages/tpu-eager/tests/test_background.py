@@ -395,7 +395,12 @@ SCRIPT = """
 def test_the_interpreter_ends_with_compiles_under_way() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT)],
-        env={**os.environ, "TPU_COMPILE": "background", "TPU_CACHE": "off"},
+        env={
+            **os.environ,
+            "TPU_EAGER_MODE": "fused",
+            "TPU_COMPILE": "background",
+            "TPU_CACHE": "off",
+        },
         capture_output=True,
         text=True,
         timeout=120,

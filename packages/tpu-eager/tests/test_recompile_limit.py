@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from compile_counts import compiles
 from tpu_core import modes
 from tpu_core.config import override
 from tpu_core.errors import RecompileLimitWarning
@@ -26,14 +27,6 @@ LIMIT = 4  # so that tests are short
 def fused():
     with modes.using("fused"), override(recompile_limit=LIMIT):
         yield
-
-
-def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
-    """Compiles while ``step`` runs with each of ``steps``."""
-    before = METRICS.snapshot()
-    for i in steps:
-        step(i)
-    return int(METRICS.delta(before)["compiles"])
 
 
 def finish(x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -136,3 +137,21 @@ def shrunk(program: Program, run: Callable[[Program], None], attempts: int = 100
                 if attempts and candidate.first and failure(candidate, run):
                     program, smaller = candidate, True
     return program
+
+
+def check(seeds: Iterable[int], context: Callable[[], AbstractContextManager[object]]) -> None:
+    """Run the programs of seeds, each in a context that sets the mode.
+
+    Raises:
+        AssertionError: One of them fails; the message has its seed and the smallest that does.
+    """
+
+    def run(program: Program) -> None:
+        with context():
+            program.run()
+
+    for seed in seeds:
+        program = Program.of_seed(seed)
+        if failure(program, run):
+            smallest = shrunk(program, run)
+            raise AssertionError(f"seed {seed}:\n{smallest!r}") from failure(smallest, run)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 # Under a sanitizer (tools/sanitize.py) all takes several times as long.
 PATIENCE = 5 if os.environ.get("TPU_CORE_SANITIZE") else 1
@@ -33,3 +34,8 @@ def clean(code: str, *options: str, timeout: float = 100, **environment: str) ->
     result = run(code, *options, timeout=timeout, **environment)
     assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
     return result.stdout
+
+
+def path_with(folder: str | Path) -> str:
+    """Value of ``PYTHONPATH`` that has ``folder`` before what it has here."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
