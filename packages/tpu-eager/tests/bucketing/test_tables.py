@@ -37,6 +37,8 @@ FUNCTIONS: dict[str, Function] = {
     "to the size of another": lambda x: (
         x + F.interpolate(F.avg_pool2d(x, 2), size=x.shape[-2:], mode="bilinear")
     ),
+    "a crop to a fixed size": lambda x: F.interpolate(x[..., 1:, 2:], size=(5, 6), mode="bilinear"),
+    "a crop to the nearest": lambda x: F.interpolate(x[..., 1:, 2:], size=(5, 7)),
     "of a fixed size, in varying batches": lambda x: F.interpolate(
         x.mean((2, 3), keepdim=True) * torch.ones(5, 7, device=x.device),
         size=(9, 11),

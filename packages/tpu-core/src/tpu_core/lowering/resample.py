@@ -9,6 +9,7 @@ decides indices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -140,7 +141,12 @@ def _maps(
     dtype: Any,
 ) -> list[WeightedGather]:
     real = np.float64 if np.dtype(dtype) == np.float64 else np.float32
-    return [table(n, m, align_corners, s, real) for n, m, s in zip(sizes, outputs, scales)]
+    made = []
+    for size, n, scale in zip(sizes, outputs, scales):
+        m = table(size, n, align_corners, scale, real)
+        # A given scale is a factor of all sizes, as a whole number of outputs an input mostly is.
+        made.append(replace(m, alike=scale is None and size != n and n % max(size, 1) != 0))
+    return made
 
 
 def resample(x: jax.Array, maps: Sequence[WeightedGather]) -> jax.Array:

@@ -6,6 +6,7 @@ gradients are the maps' transposes, so that no gradient needs a scatter.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,14 @@ class WeightedGather:
         index: ``[outputs, terms]`` positions in the input.
         weight: ``[outputs, terms]``; exactly 0 marks a term that does not exist.
         size: Length of the input's axis.
+        alike: Whether maps of other sizes are to be the same ops with other tables, so that padded
+            arrays serve them; else an index that is few slices becomes slices.
     """
 
     index: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
     size: int
+    alike: bool = False
 
     @staticmethod
     def select(index: Any, size: int) -> WeightedGather:
@@ -63,6 +67,8 @@ def apply(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
     shape = (*x.shape[:axis], outputs, *x.shape[axis + 1 :])
     if terms == 0 or 0 in shape or x.size == 0:
         return jnp.zeros(shape, x.dtype)
+    if m.alike:
+        return _apply_tables(x, axis, m)
     unit, complete = bool(np.all((m.weight == 1) | (m.weight == 0))), bool(np.all(m.weight != 0))
     if terms == 1 and unit and complete:
         return _select(x, axis, m.index[:, 0], m.size)
@@ -79,6 +85,20 @@ def apply(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _apply_tables(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
+    """As `apply`, by ops that do not depend on what the map holds."""
+    selects = m.index.shape[1] == 1  # each of an input that there is, by a weight of 1
+    parts = []
+    for index, weight in zip(m.index.T, m.weight.T):
+        part = jnp.take(x, table(index, np.int32), axis=axis, mode="clip")
+        if not selects:
+            weight = weight.reshape((-1,) + (1,) * (x.ndim - axis - 1))
+            zero = jnp.zeros((), x.dtype)
+            part = jnp.where(table(weight != 0, bool), part * table(weight, x.dtype), zero)
+        parts.append(part)
+    return functools.reduce(jnp.add, parts)
 
 
 def _weigh(x: jax.Array, axis: int, weight: np.ndarray[Any, Any]) -> jax.Array:

@@ -132,9 +132,11 @@ class BucketedProgram:
 
     def add(self, recording: Recording) -> None:
         """Take note of a segment that runs as it was recorded."""
-        if recording.program is not None and all(
-            r.integers != recording.integers for r in self.recordings
+        if recording.program is None or any(
+            r.integers == recording.integers for r in self.recordings
         ):
+            return
+        if not self.programs or self._has_ops_of(recording.segment):
             self._restart([*self.recordings, recording])
 
     def solve(self, segment: Segment, integers: list[int], learns: bool = True) -> list[int] | None:
@@ -150,7 +152,9 @@ class BucketedProgram:
             return None
         values = self._solve(segment, integers)
         if values is None or not self._agrees(segment, values):
-            if not learns:
+            # What has other ops is no member, and there are programs for those that are.
+            fits = values is not None and self.programs
+            if not learns or (fits and not self._has_ops_of(segment)):
                 return None
             before = self.recordings, self.fit, self.programs, self._traces, self._inside
             signature = self._signature
@@ -190,7 +194,9 @@ class BucketedProgram:
             return None
         numbers = list(zip(segment.numbers, self.constants()))
         varied = [n for n, c in numbers if c is not None and not _same(n.value, c)]
-        self._starts_vary |= any(n.pack == _STARTS for n in varied)
+        if not self._starts_vary and any(n.pack == _STARTS for n in varied):
+            self._starts_vary = True
+            self._restart(self.recordings)  # whose ops take them as inputs
         return None if varied else values
 
     def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
@@ -212,6 +218,14 @@ class BucketedProgram:
                 ),
             )
         return agrees
+
+    def _has_ops_of(self, segment: Segment) -> bool:
+        """Return whether a segment's ops are the recordings' but for numbers in them."""
+        found = self._signatures(self._numbered(segment))
+        expected = self._expected()
+        return len(found) == len(expected) and all(
+            form == f for (form, *_), (f, _) in zip(found, expected)
+        )
 
     def _keep_tables(self, values: Sequence[int], tables: list[Table]) -> None:
         self._tables[tuple(values)] = tables
