@@ -18,7 +18,7 @@ import numpy as np
 
 from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.registry import lowering
-from tpu_core.lowering.weighted_gather import WeightedGather, apply
+from tpu_core.lowering.weighted_gather import WeightedGather, apply, apply_transposed
 
 
 def _scale(size: int, outputs: int, align_corners: bool, scale: float | None, real: Any) -> Any:
@@ -168,7 +168,7 @@ def _gradient(grad: jax.Array, maps: Sequence[WeightedGather]) -> jax.Array:
     lead = grad.ndim - len(maps)
     grad = cast(grad, op_math(grad.dtype))
     for i, m in enumerate(maps):
-        grad = apply(grad, lead + i, m.transpose())
+        grad = apply_transposed(grad, lead + i, m)
     return grad
 
 

@@ -101,7 +101,7 @@ class Conditions:
 
 
 def compared(number: int, kind: str) -> bool:
-    """Whether a number is 0 (``"=="``), or at least 0 (``">="``)."""
+    """Return whether a number is 0 (``"=="``), or at least 0 (``">="``)."""
     return number == 0 if kind == "==" else number >= 0
 
 
