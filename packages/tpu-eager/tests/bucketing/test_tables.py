@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "a crop to a fixed size": lambda x: F.interpolate(x[..., 1:, 2:], size=(5, 6), mode="bilinear"),
     "a crop to the nearest": lambda x: F.interpolate(x[..., 1:, 2:], size=(5, 7)),
+    "adaptive pooling": lambda x: F.adaptive_avg_pool2d(x[..., 1:, 1:], (5, 7)),
     "of a fixed size, in varying batches": lambda x: F.interpolate(
         x.mean((2, 3), keepdim=True) * torch.ones(5, 7, device=x.device),
         size=(9, 11),

@@ -18,7 +18,8 @@ from jax import lax
 from tpu_core.dtypes import cast, is_float, op_math, size_array
 from tpu_core.lowering.pooling import lowest, scatter_planes
 from tpu_core.lowering.registry import lowering
-from tpu_core.lowering.weighted_gather import WeightedGather, apply
+from tpu_core.lowering.tables import table
+from tpu_core.lowering.weighted_gather import DENSE, WeightedGather, apply, sum_weighted
 
 
 def _bounds(size: int, outputs: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -36,17 +37,31 @@ def _window_map(size: int, outputs: int) -> WeightedGather:
     return WeightedGather(np.where(inside, index, start[:, None]), inside.astype(np.float64), size)
 
 
+def _sums(x: jax.Array, axis: int, size: int, outputs: int, transposed: bool = False) -> jax.Array:
+    """Sums over the windows along one axis, or what each window gives to its elements."""
+    if size == outputs:
+        return x
+    if x.size and 0 < size * outputs <= DENSE:
+        # How many elements a window has depends on the size, so each window asks for each.
+        start, stop = (bound[:, None] for bound in _bounds(size, outputs))
+        position = np.arange(size)
+        inside = (start <= position) & (position < stop)
+        return sum_weighted(x, axis, inside.T if transposed else inside)
+    m = _window_map(size, outputs)
+    return apply(x, axis, m.transpose() if transposed else m)
+
+
 def _counts(sizes: Sequence[int], outputs: Sequence[int], dtype: Any) -> jax.Array:
     total = jnp.ones((), dtype)
     for i, (size, n) in enumerate(zip(sizes, outputs)):
         start, stop = _bounds(size, n)
         counts = (stop - start).astype(dtype)
-        if np.all(counts == counts[:1]) and n:
+        if n and (size == n or _even(sizes, outputs)):
             total = total * jnp.asarray(counts[0])
         else:
             shape = [1] * len(sizes)
             shape[i] = -1
-            total = total * jnp.asarray(counts).reshape(shape)
+            total = total * table(counts.reshape(shape), dtype)
     return total
 
 
@@ -71,7 +86,7 @@ def _adaptive_avg_pool(x: jax.Array, outputs: Sequence[int]) -> jax.Array:
     else:
         total = x
         for i, (size, n) in enumerate(zip(sizes, outputs)):
-            total = apply(total, lead + i, _window_map(size, n))
+            total = _sums(total, lead + i, size, n)
     return total / _counts(sizes, outputs, total.dtype)
 
 
@@ -86,7 +101,7 @@ def _adaptive_avg_pool_backward(grad: jax.Array, x: jax.Array, rank: int) -> jax
         spread = jnp.broadcast_to(grad, (*x.shape[:lead], *(v for pair in pairs for v in pair)))
         return spread.reshape(x.shape)
     for i, (size, n) in enumerate(zip(sizes, outputs)):
-        grad = apply(grad, lead + i, _window_map(size, n).transpose())
+        grad = _sums(grad, lead + i, size, n, transposed=True)
     return grad
 
 

@@ -21,7 +21,7 @@ _UNROLL = 8
 # An index that is at most this many runs of equal steps is slices, not a gather.
 _RUNS = 4
 # Pairs of an input and an output up to which a gradient goes through all of them.
-_DENSE = 4096
+DENSE = 4096
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,34 @@ def _apply_tables(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
 def apply_transposed(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
     """Apply the map of the gradient along one axis: `apply` of ``m.transpose()``."""
     outputs, _ = m.index.shape
-    if not m.alike or not 0 < outputs * m.size <= _DENSE or x.size == 0:
+    if not m.alike or not 0 < outputs * m.size <= DENSE or x.size == 0:
         return apply(x, axis, m.transpose())
     # How many outputs read an input depends on the sizes, so each is asked for each.
     weight = np.zeros((m.size, outputs))
     np.add.at(weight, (m.index.T, np.arange(outputs)), m.weight.T)
-    weight = weight.reshape(*weight.shape, *(1,) * (x.ndim - axis - 1))
-    terms = jnp.expand_dims(x, axis) * table(weight, x.dtype)
-    return jnp.sum(jnp.where(table(weight != 0, bool), terms, jnp.zeros((), x.dtype)), axis + 1)
+    return sum_weighted(x, axis, weight != 0, weight)
+
+
+def sum_weighted(
+    x: jax.Array,
+    axis: int,
+    present: np.ndarray[Any, Any],
+    weight: np.ndarray[Any, Any] | None = None,
+) -> jax.Array:
+    """The map along one axis that is given by a matrix ``[outputs, size]``.
+
+    Args:
+        x: The operand.
+        axis: The axis.
+        present: Which inputs each output sums up.
+        weight: Their weights; 1 unless given.
+    """
+    shape = (*present.shape, *(1,) * (x.ndim - axis - 1))
+    terms = jnp.expand_dims(x, axis)
+    if weight is not None:
+        terms = terms * table(weight.reshape(shape), x.dtype)
+    kept = jnp.where(table(present.reshape(shape), bool), terms, jnp.zeros((), x.dtype))
+    return jnp.sum(kept, axis + 1)
 
 
 def _weigh(x: jax.Array, axis: int, weight: np.ndarray[Any, Any]) -> jax.Array:
