@@ -349,3 +349,24 @@ def test_threads_write_parts_of_one_tensor(tier: str, request: pytest.FixtureReq
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(write, x))
         assert torch.equal(x.cpu(), torch.full((4, size), float(rounds)))
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_rms_norm(dims: int, dtype: torch.dtype) -> None:
+    x, grad = torch.randn(2, 3, 4, 8, 1).to(dtype)[..., 0], torch.randn(2, 3, 4, 8).to(dtype)
+    norm = nn.RMSNorm(x.shape[-dims:]).to(dtype)
+    nn.init.normal_(norm.weight)
+    before = METRICS.snapshot()
+    found = []
+    for device in ("cpu", "tpu"):
+        own, given = copy.deepcopy(norm).to(device), x.clone().to(device).requires_grad_()
+        own(given).backward(grad.to(device))
+        frozen = x.clone().to(device).requires_grad_()
+        F.rms_norm(frozen, norm.normalized_shape, None, 1e-3).backward(grad.to(device))
+        found.append([g.cpu() for g in (given.grad, own.weight.grad, frozen.grad)])
+    made = METRICS.delta(before)
+    assert made["executions"] == made["compiles"] == 0
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)

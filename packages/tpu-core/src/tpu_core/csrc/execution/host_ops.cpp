@@ -1,10 +1,11 @@
-// CPU implementations of the ops that stand for several of ATen's on the device: attention, recurrent
-// cells and layers (`tpu_core.lowering.attention`, `tpu_core.lowering.rnn`), and ranges.
+// CPU implementations of the ops that stand for several of ATen's on the device: attention, RMSNorm's
+// gradient, recurrent cells and layers (`tpu_core.lowering.attention`, `tpu_core.lowering.rnn`), and ranges.
 #include "execution/host_ops.h"
 
 #include <ATen/Functions.h>
 
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -46,13 +47,44 @@ void attention_backward(ThreefryKey, Stack& s) {
   s = {q, k, v, has_gradient ? at::zeros_like(bias) : Tensor()};
 }
 
-// --- recurrent cells, as of ATen's RNN.cu ---------------------------------------------------------
-
 at::ScalarType wide_type(const Tensor& t) {
   const auto dtype = t.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
 }
 Tensor wide(const Tensor& t) { return t.defined() ? t.to(wide_type(t)) : t; }
+
+// The CPU computes RMSNorm's gradient by the formulas of several ops.
+void fused_rms_norm_backward(ThreefryKey, Stack& s) {
+  const auto grad_out = s[0].toTensor(), input = s[1].toTensor();
+  const auto weight = optional(s[4]);
+  const auto wanted = s[5].toBoolList();
+  const auto outer = input.dim() - static_cast<int64_t>(s[2].toIntVector().size());
+  const auto grad = wide(grad_out), x = wide(input);
+  auto per_row = input.sizes().slice(0, outer).vec();
+  per_row.resize(input.dim(), 1);
+  const auto rstd =
+      wide(s[3].toTensor()).reshape(per_row);  // saved without the dims by other backends
+  const auto normalized = x * rstd;
+  Tensor grad_input, grad_weight;
+  if (wanted[0]) {
+    std::vector<int64_t> dims(input.dim() - outer);
+    std::iota(dims.begin(), dims.end(), outer);
+    const auto scaled = weight.defined() ? grad * wide(weight) : grad;
+    const auto along = input.numel() == 0 ? rstd : (scaled * normalized).mean(dims, true);
+    grad_input = at::addcmul(scaled, normalized, along, -1).mul_(rstd).to(input.scalar_type());
+  }
+  if (wanted[1] && weight.defined()) {
+    std::vector<int64_t> dims(outer);
+    std::iota(dims.begin(), dims.end(), 0);
+    grad_weight = grad * normalized;
+    // No dims would be all of them.
+    if (outer > 0) grad_weight = grad_weight.sum(dims);
+    grad_weight = grad_weight.to(weight.scalar_type());
+  }
+  s = {grad_input, grad_weight};
+}
+
+// --- recurrent cells, as of ATen's RNN.cu ---------------------------------------------------------
 
 // Hidden and cell state. The gates become the workspace: their activations, in their place.
 std::pair<Tensor, Tensor> lstm_cell(const Tensor& gates, const Tensor& cx) {
@@ -279,6 +311,7 @@ void arange_(ThreefryKey, Stack& s) {
 const std::unordered_map<std::string, HostFunction> kFunctions{
     {"aten::_scaled_dot_product_fused_attention_overrideable", attention},
     {"aten::_scaled_dot_product_fused_attention_overrideable_backward", attention_backward},
+    {"aten::_fused_rms_norm_backward", fused_rms_norm_backward},
     {"aten::_thnn_fused_lstm_cell", fused_lstm_cell},
     {"aten::_thnn_fused_lstm_cell_backward_impl", fused_lstm_cell_backward},
     {"aten::_thnn_fused_gru_cell", fused_gru_cell},
