@@ -37,6 +37,11 @@ CLOSE: dict[str, Callable[[], torch.Tensor]] = {
     "exponential": lambda: torch.empty(300, device=D).exponential_(2.0),
     "uniform": lambda: torch.empty(5, 6, device=D).t().uniform_(-3, 2),
     "normal of means": lambda: torch.normal(torch.ones(40, device=D), 2.0),
+    "normal of deviations": lambda: torch.normal(1.5, torch.linspace(0, 2, 40).to(D)),
+    "normal of both": lambda: torch.normal(
+        torch.linspace(-1, 1, 6).view(2, 3).t().to(D), torch.linspace(0, 2, 8).view(4, 1, 2).to(D)
+    ),
+    "normal of float64": lambda: torch.normal(torch.ones(9, device=D, dtype=torch.float64), 0.5),
     "a layer": lambda: nn.Linear(3, 4, device=D).weight.detach(),
 }
 
@@ -75,3 +80,12 @@ def test_sizes_of_draws_compile_nothing(host: None) -> None:
         torch.rand(n, 3, device=D).add(torch.randn(n, 3, device=D)).cpu()
         nn.Linear(n, n + 1, device=D)
     assert torch.tpu.metrics()["compiles"] == before
+
+
+def test_sizes_of_normal_distributions_compile_nothing(host: None) -> None:
+    before = torch.tpu.metrics()["compiles"]
+    for n in range(2, 10):
+        torch.distributions.Normal(torch.zeros(n, 3, device=D), torch.ones(3, device=D)).sample()
+    assert torch.tpu.metrics()["compiles"] == before
+    with pytest.raises(RuntimeError, match="normal expects all elements of std >= 0.0"):
+        torch.normal(torch.zeros(2, device=D), torch.tensor([1.0, -1.0], device=D)).cpu()

@@ -163,6 +163,40 @@ void normal_(ThreefryKey key, torch::jit::Stack& stack) {
   });
 }
 
+// Of means and standard deviations, one of which may be a number.
+void normal(ThreefryKey key, torch::jit::Stack& stack) {
+  const bool both = stack[0].isTensor() && stack[1].isTensor();
+  const auto like = (stack[0].isTensor() ? stack[0] : stack[1]).toTensor();
+  const auto shape =
+      both ? at::infer_size(like.sizes(), stack[1].toTensor().sizes()) : like.sizes().vec();
+  auto out = at::empty(shape, like.options());
+  with_float(like.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    using W = Wide<T>;
+    const auto each = [&](const c10::IValue& v) {
+      const auto x = v.isTensor() ? v.toTensor() : at::scalar_tensor(v.toDouble(), at::kDouble);
+      return x.to(c10::CppTypeToScalarType<W>::value).expand(shape).contiguous();
+    };
+    const auto means = each(stack[0]), stds = each(stack[1]);
+    const W *mean = means.template const_data_ptr<W>(), *std = stds.template const_data_ptr<W>();
+    T* to = out.mutable_data_ptr<T>();
+    each_element(key, out.numel(), [&](int64_t i, Words w) {
+      TORCH_CHECK(std[i] >= 0, "normal expects all elements of std >= 0.0");
+      to[i] = static_cast<T>(standard_normal(w, W{}) * std[i] + mean[i]);
+    });
+  });
+  stack = {out};
+}
+
+bool takes_normal(c10::ArrayRef<c10::IValue> args) {
+  const auto real = [](const c10::IValue& v) {
+    return !v.isTensor() || is_real(v.toTensor().scalar_type());
+  };
+  return real(args[0]) && real(args[1]) &&
+      (!args[0].isTensor() || !args[1].isTensor() ||
+       args[0].toTensor().scalar_type() == args[1].toTensor().scalar_type());
+}
+
 void exponential_(ThreefryKey key, torch::jit::Stack& stack) {
   const auto out = stack[0].toTensor();
   with_float(out.scalar_type(), [&](auto type) {
@@ -328,6 +362,9 @@ void multinomial(ThreefryKey key, torch::jit::Stack& stack) {
 const std::unordered_map<std::string, Draw> kDraws{
     {"aten::uniform_", {takes_real, uniform_}},
     {"aten::normal_", {takes_real, normal_}},
+    {"aten::normal.Tensor_Tensor", {takes_normal, normal}},
+    {"aten::normal.Tensor_float", {takes_normal, normal}},
+    {"aten::normal.float_Tensor", {takes_normal, normal}},
     {"aten::exponential_", {takes_real, exponential_}},
     {"aten::bernoulli_.float", {takes_real, bernoulli_float}},
     {"aten::bernoulli", {takes_real, bernoulli}},
