@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import lowering_type_checks
 from tpu_core import _C, tiers
 from tpu_core.config import config
+
+lowering_type_checks.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
