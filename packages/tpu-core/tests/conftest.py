@@ -10,7 +10,11 @@ import os
 import sys
 from pathlib import Path
 
+import lowering_type_checks
+
 FOLDER = str(Path(__file__).with_name("installed"))
+
+lowering_type_checks.install()
 
 
 def pytest_configure() -> None:

@@ -26,8 +26,9 @@ def test_random_bits_are_those_of_jax_beyond_32_bits_of_index() -> None:
     exact = [int(n) * 70_001 for n in np.asarray(row)]
     assert [int(h) << 32 | int(n) for h, n in zip(high, low)] == exact
     place = jnp.arange(1000, dtype=np.uint32)
-    drawn = dropout._bits((KEY[0], KEY[1]), jnp.zeros_like(place), place)
-    np.testing.assert_array_equal(drawn, jax.random.bits(jnp.asarray(KEY), (1000,), np.uint32))
+    key = jnp.asarray(KEY)
+    drawn = dropout._bits((key[0], key[1]), jnp.zeros_like(place), place)
+    np.testing.assert_array_equal(drawn, jax.random.bits(key, (1000,), np.uint32))
 
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], float, bool, Any]] = {

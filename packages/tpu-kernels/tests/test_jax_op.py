@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
 import torch
 from jax import lax
+from jaxtyping import Float
 
 from tpu_kernels import JaxOp, jax_op
+from tpu_kernels.signature import signature_of
 
 _numbers = itertools.count()
 
@@ -218,6 +220,17 @@ def test_an_optional_argument() -> None:
     assert y.tolist() == [2, 2]
     y.sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("array", [Annotated[jax.Array, "rows"], Float[jax.Array, "rows"]])
+def test_annotations_with_a_shape(array: Any) -> None:
+    def both(x: Any, bias: Any = None) -> Any:
+        return x, x if bias is None else x + bias
+
+    both.__annotations__ = {"x": array, "bias": array | None, "return": tuple[array, array]}
+    found = signature_of("both", both, ())
+    assert [p.type for p in found.parameters] == ["Tensor", "Tensor?"]
+    assert (found.returns, found.is_tuple) == (2, True)
 
 
 def test_static_arguments_that_are_any_values() -> None:

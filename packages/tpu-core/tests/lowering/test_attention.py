@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -33,7 +34,7 @@ def _run(q, k, v, bias, grad, p=0.0, causal=False, scale=None) -> tuple[Any, lis
     )  # fmt: skip
     with jax.enable_x64(True):
         operands = [None if t is None else to_jax(t) for t in (q, k, v, bias)]
-        key = np.array([3, 4], np.uint32)
+        key = jnp.array([3, 4], np.uint32)
         kwargs = {} if scale is None else {"scale": scale}
         got = call_lowering(REGISTRY.get(FORWARD), (*operands, p, causal, False), kwargs, out, key)
         tensors = (q, k, v, bias)
@@ -138,7 +139,7 @@ def test_gradients_of_some_of_the_keys_follow_from_the_results_of_all(dtype: tor
     with jax.enable_x64(True):
         for rows in (slice(0, 3), slice(3, 8)):
             tensors = grad, q, k[:, :, rows], v[:, :, rows]
-            seed = np.zeros((), np.int64)
+            seed = jnp.zeros((), np.int64)
             expected = (*(_aval(t.shape, dtype) for t in tensors[1:]), None)
             args = (
                 *(to_jax(t.contiguous()) for t in tensors), None, [True, True, True, False],

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from tpu_core.array_types import Float, Int32, Integer
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.cross_entropy import reference
 
@@ -32,10 +33,10 @@ def _backward_flops(grad: Any, logsumexp: Any, hidden: Any, weight: Any, *_: Any
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    hidden: Float[torch.Tensor, "*batch features"],
+    weight: Float[torch.Tensor, "vocabulary features"],
+    target: Integer[torch.Tensor, "*batch"],
+    bias: Float[torch.Tensor, " vocabulary"] | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -43,7 +44,7 @@ def linear_cross_entropy(
     softcap: float = 0.0,
     chunk: int | None = None,
     plain: bool = False,
-) -> torch.Tensor:
+) -> Float[torch.Tensor, "*batch"] | Float[torch.Tensor, ""]:
     """``F.cross_entropy(F.linear(hidden, weight, bias), target)`` without building the logits.
 
     The vocabulary is gone through in chunks, forward and backward, so that memory grows with
@@ -97,17 +98,17 @@ def linear_cross_entropy(
 
 
 def wide_linear_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None,
+    hidden: Float[torch.Tensor, "*batch features"],
+    weight: Float[torch.Tensor, "vocabulary features"],
+    target: Integer[torch.Tensor, "*batch"],
+    bias: Float[torch.Tensor, " vocabulary"] | None,
     *,
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
     softcap: float = 0.0,
     chunk: int = 0,
-) -> torch.Tensor:
+) -> Float[torch.Tensor, "*batch"] | Float[torch.Tensor, ""]:
     """`linear_cross_entropy` in float32, or in float64, on device ``tpu``; arguments unchecked."""
     if torch.is_autocast_enabled("tpu"):
         dtype = torch.get_autocast_dtype("tpu")
@@ -139,10 +140,10 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: torch.Tensor | None,
+        hidden: Float[torch.Tensor, "tokens features"],
+        weight: Float[torch.Tensor, "vocabulary features"],
+        target: Int32[torch.Tensor, " tokens"],
+        bias: Float[torch.Tensor, " vocabulary"] | None,
         smoothing: float,
         softcap: float,
         chunk: int,
@@ -174,13 +175,13 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        grad: torch.Tensor,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        target: torch.Tensor,
-        logsumexp: torch.Tensor,
-        slopes: torch.Tensor,
+        grad: Float[torch.Tensor, " tokens"],
+        hidden: Float[torch.Tensor, "tokens features"],
+        weight: Float[torch.Tensor, "vocabulary features"],
+        bias: Float[torch.Tensor, " vocabulary"] | None,
+        target: Int32[torch.Tensor, " tokens"],
+        logsumexp: Float[torch.Tensor, " tokens"],
+        slopes: Float[torch.Tensor, "tokens features"],
         smoothing: float,
         softcap: float,
         chunk: int,

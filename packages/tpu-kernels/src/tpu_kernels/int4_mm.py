@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tpu_core.array_types import Float, Int32, UInt8
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.int4_mm import layout
 from tpu_kernels.ops.int4_mm.reference import int4_mm as plain
@@ -13,7 +14,9 @@ _repack = jax_op("tpu_kernels::int4_repack", layout.repack, differentiable=False
 _mm = jax_op("tpu_kernels::int4_mm", plain)
 
 
-def int4_pack(weight: torch.Tensor) -> torch.Tensor:
+def int4_pack(
+    weight: UInt8[torch.Tensor, "rows pairs"],
+) -> Int32[torch.Tensor, "pairs//4 rows"]:
     """Pack a weight for `int4_mm`.
 
     Args:
@@ -39,7 +42,9 @@ def int4_pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def int4_repack(packed: torch.Tensor) -> torch.Tensor:
+def int4_repack(
+    packed: Int32[torch.Tensor, "tiles chunks 32 4"],
+) -> Int32[torch.Tensor, "16*chunks 8*tiles"]:
     """Pack a weight for `int4_mm` that is packed for CUDA, such as one of a checkpoint.
 
     Args:
@@ -65,8 +70,11 @@ def int4_repack(packed: torch.Tensor) -> torch.Tensor:
 
 
 def int4_mm(
-    x: torch.Tensor, packed: torch.Tensor, group: int, scales_and_zeros: torch.Tensor
-) -> torch.Tensor:
+    x: Float[torch.Tensor, "*batch columns"],
+    packed: Int32[torch.Tensor, "columns//8 rows"],
+    group: int,
+    scales_and_zeros: Float[torch.Tensor, "columns//{group} rows 2"],
+) -> Float[torch.Tensor, "*batch rows"]:
     """The product of rows with the transpose of a weight of 4 bits.
 
     A number of the weight, 0 to 15, stands for ``(number - 8) * scale + zero``. For bfloat16 a TPU

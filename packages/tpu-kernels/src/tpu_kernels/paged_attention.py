@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from tpu_core.array_types import Float, Integer
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.paged import check_integers
 from tpu_kernels.ops.paged_attention.reference import paged_attention as plain
@@ -14,15 +15,15 @@ _op = jax_op("tpu_kernels::paged_attention", plain, differentiable=False)
 
 
 def paged_attention(
-    query: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
-    lengths: torch.Tensor,
-    page_indices: torch.Tensor,
+    query: Float[torch.Tensor, "sequences heads head_size"],
+    key_pages: Float[torch.Tensor, "key_heads pages page_size head_size"],
+    value_pages: Float[torch.Tensor, "key_heads pages page_size head_size"],
+    lengths: Integer[torch.Tensor, " sequences"],
+    page_indices: Integer[torch.Tensor, "sequences pages_per_sequence"],
     *,
     scale: float | None = None,
     softcap: float = 0.0,
-) -> torch.Tensor:
+) -> Float[torch.Tensor, "sequences heads head_size"]:
     """Attention of one query a sequence over keys and values that lie in pages.
 
     A step of decoding: the cache of all sequences is one array of pages, and each sequence knows

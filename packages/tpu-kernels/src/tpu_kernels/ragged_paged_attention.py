@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from tpu_core.array_types import Float, Integer
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.paged import check_integers
 from tpu_kernels.ops.ragged_paged_attention.reference import ragged_paged_attention as plain
@@ -14,17 +15,17 @@ _op = jax_op("tpu_kernels::ragged_paged_attention", plain, differentiable=False)
 
 
 def ragged_paged_attention(
-    query: torch.Tensor,
-    pages: torch.Tensor,
-    lengths: torch.Tensor,
-    page_indices: torch.Tensor,
-    starts: torch.Tensor,
-    count: torch.Tensor | None = None,
+    query: Float[torch.Tensor, "tokens heads head_size"],
+    pages: Float[torch.Tensor, "pages page_size combined_heads head_size"],
+    lengths: Integer[torch.Tensor, " sequences"],
+    page_indices: Integer[torch.Tensor, "sequences pages_per_sequence"],
+    starts: Integer[torch.Tensor, " sequences+1"],
+    count: Integer[torch.Tensor, " 1"] | None = None,
     *,
     scale: float | None = None,
     softcap: float = 0.0,
     window: int = 0,
-) -> torch.Tensor:
+) -> Float[torch.Tensor, "tokens heads head_size"]:
     """Causal attention of the new tokens of many sequences over keys and values in pages.
 
     The new tokens, whole prompts or one token of a sequence, stand one after the other; their keys

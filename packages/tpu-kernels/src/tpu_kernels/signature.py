@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import jax
 import numpy as np
@@ -149,6 +149,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_one_array(hint: Any) -> bool:
+    if typing.get_origin(hint) is Annotated:
+        hint = hint.__origin__
     if hint is jax.Array or hint is np.ndarray:
         return True
     # jaxtyping's Float[Array, "b d"] and the like.

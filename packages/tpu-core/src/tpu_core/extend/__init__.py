@@ -2,6 +2,7 @@
 
 A package that extends the device imports `tpu_core.extend`, `tpu_core.errors` and
 `tpu_core.config`, and no other module of `tpu_core`: those may change from one release to the next.
+Annotations of arrays are in `tpu_core.array_types`, loading of C++ in `tpu_core.cpp_extension`.
 The module that a name comes from is imported with the name, ``from tpu_core.extend import
 register``, so that a package that is loaded inside of ``import torch`` pays for what it uses alone.
 """

@@ -19,6 +19,9 @@ modes, commands or collectives. tpu-eager, tpu-compile, tpu-kernels and tpu-dist
 contracts hold them to it. Any other package can do the same. What is not among these {count} names
 may change in any release.
 
+`tpu_core.array_types` has annotations of arrays with dtype and shape, such as
+`Float[Array, "rows columns"]`.
+
 A package with C++ of its own builds it by `tpu_core.cpp_build` and loads it by
 `tpu_core.cpp_extension`: see
 [extensions of other packages](../explanation/cpp-extension.md#extensions-of-other-packages).

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Bool, Float, Int, Shaped, UInt32
 from tpu_core.dtypes import cast
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.random import random_words
@@ -25,18 +25,24 @@ _SCORE_VALUE = (((3,), (2,)), ((0, 1), (0, 1)))  # [B,H,L,S] x [B,H,S,E] -> [B,H
 _SCORE_QUERY = (((2,), (2,)), ((0, 1), (0, 1)))  # [B,H,L,S] x [B,H,L,E] -> [B,H,S,E]
 
 
-def _four_dims(x: jax.Array) -> jax.Array:
+def _four_dims(
+    x: Float[Array, "*batch heads length size"],
+) -> Float[Array, "batch heads length size"]:
     return x[None] if x.ndim == 3 else x
 
 
-def _fold(x: jax.Array, heads: int) -> jax.Array:
+def _fold(x: Float[Array, "batch _ _ size"], heads: int) -> Float[Array, "batch {heads} _ size"]:
     """``[B, H, L, X]`` with one key head's queries side by side: ``[B, heads, H/heads*L, X]``."""
     return x if x.shape[1] == heads else x.reshape(x.shape[0], heads, -1, x.shape[3])
 
 
 def _scores(
-    q: jax.Array, k: jax.Array, bias: jax.Array | None, is_causal: bool, scale: Any
-) -> jax.Array:
+    q: Float[Array, "batch heads queries head_size"],
+    k: Float[Array, "batch key_heads keys head_size"],
+    bias: Shaped[Array, " ..."] | None,
+    is_causal: bool,
+    scale: Any,
+) -> Float[Array, "batch heads queries keys"]:
     b, h, length, _ = q.shape
     s = contract(_fold(q, k.shape[1]), k, _QUERY_KEY).reshape(b, h, length, k.shape[2])
     s = s * _scale(q, scale, s.dtype)
@@ -50,7 +56,9 @@ def _scores(
     return s
 
 
-def _softmax(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _softmax(
+    s: Float[Array, "batch heads queries keys"],
+) -> tuple[Float[Array, "batch heads queries keys"], Float[Array, "batch heads queries"]]:
     top = _finite(jnp.max(s, axis=-1, keepdims=True, initial=-np.inf))
     e = jnp.exp(s - top)
     total = jnp.sum(e, axis=-1, keepdims=True)
@@ -58,11 +66,13 @@ def _softmax(s: jax.Array) -> tuple[jax.Array, jax.Array]:
     return p, lax.squeeze(jnp.log(total) + top, (top.ndim - 1,))
 
 
-def _scale(q: jax.Array, scale: Any, dtype: Any) -> jax.Array:
+def _scale(q: Array, scale: Any, dtype: Any) -> Array:
     return cast(1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale, dtype)
 
 
-def _keep(key: jax.Array, dropout_p: float, shape: tuple[int, ...]) -> jax.Array:
+def _keep(
+    key: UInt32[Array, " 2"], dropout_p: float, shape: tuple[int, ...]
+) -> Bool[Array, " ..."]:
     """Mask of the probabilities that dropout keeps; forward and backward derive it from the same
     key. Its bits are those of ``jax.random.bits``.
     """
@@ -71,12 +81,16 @@ def _keep(key: jax.Array, dropout_p: float, shape: tuple[int, ...]) -> jax.Array
     return (high ^ low) >= threshold
 
 
-def _drop(p: jax.Array, keep: jax.Array, dropout_p: float) -> jax.Array:
+def _drop(
+    p: Float[Array, "batch heads queries keys"],
+    keep: Bool[Array, "batch heads queries keys"],
+    dropout_p: float,
+) -> Float[Array, "batch heads queries keys"]:
     factor = 0.0 if dropout_p >= 1 else 1.0 / (1.0 - dropout_p)
     return jnp.where(keep, p * jnp.asarray(factor, p.dtype), jnp.zeros((), p.dtype))
 
 
-def _finite(x: jax.Array) -> jax.Array:
+def _finite(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Zero for minus infinity, so that a fully masked row has probability 0 and not NaN."""
     return jnp.where(x == -np.inf, jnp.zeros((), x.dtype), x)
 
@@ -87,16 +101,16 @@ def _finite(x: jax.Array) -> jax.Array:
     random="dropout_p",
 )
 def attention(
-    query: jax.Array,
-    key_: jax.Array,
-    value: jax.Array,
-    attn_bias: jax.Array | None = None,
+    query: Float[Array, "*batch heads queries head_size"],
+    key_: Float[Array, "*batch key_heads keys head_size"],
+    value: Float[Array, "*batch key_heads keys value_size"],
+    attn_bias: Shaped[Array, " ..."] | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
     *,
     scale: Any = None,
-    key: jax.Array | None = None,
+    key: UInt32[Array, " 2"] | None = None,
 ) -> tuple[Any, ...]:
     """The key of the dropout travels to the backward pass as ``philox_seed, philox_offset``.
 
@@ -118,22 +132,22 @@ def attention(
     static=("dropout_p", "scale"),
 )
 def attention_backward(
-    grad_out: jax.Array,
-    query: jax.Array,
-    key_: jax.Array,
-    value: jax.Array,
-    attn_bias: jax.Array | None,
+    grad_out: Float[Array, "*batch heads queries value_size"],
+    query: Float[Array, "*batch heads queries head_size"],
+    key_: Float[Array, "*batch key_heads keys head_size"],
+    value: Float[Array, "*batch key_heads keys value_size"],
+    attn_bias: Shaped[Array, " ..."] | None,
     grad_input_mask: list[bool],
-    output: jax.Array,
-    logsumexp: jax.Array,
+    output: Float[Array, "*batch heads queries value_size"],
+    logsumexp: Float[Array, "_ heads queries"],
     cum_seq_q: Any,
     cum_seq_k: Any,
     max_q: int,
     max_k: int,
     dropout_p: float,
     is_causal: bool,
-    philox_seed: jax.Array,
-    philox_offset: jax.Array,
+    philox_seed: Int[Array, ""],
+    philox_offset: Int[Array, ""],
     *,
     scale: Any = None,
 ) -> tuple[Any, ...]:
@@ -172,7 +186,7 @@ def attention_backward(
     return tuple(grads)
 
 
-def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the dims along which ``shape`` was broadcast to ``x``."""
     full = (1,) * (x.ndim - len(shape)) + tuple(shape)
     axes = tuple(i for i, (n, m) in enumerate(zip(x.shape, full)) if m == 1 and n != 1)

@@ -18,11 +18,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Num
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.matmul import contract, moved
 from tpu_core.lowering.precision import precision_of
@@ -40,20 +40,20 @@ def _per_dim(values: Sequence[int], rank: int) -> tuple[int, ...]:
     return tuple(values) * rank if len(values) == 1 else tuple(values)
 
 
-def _conv(x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
+def _conv(x: Array, w: Array, **options: Any) -> Array:
     return lax.conv_general_dilated(
         x, w, precision=precision_of(x.dtype), preferred_element_type=op_math(x.dtype), **options
     )
 
 
 def _forward(
-    x: jax.Array,
-    w: jax.Array,
+    x: Num[Array, "batch channels *sizes"],
+    w: Num[Array, "features channels_per_group *kernel"],
     stride: Sequence[int],
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
-) -> jax.Array:
+) -> Num[Array, "batch features *outputs"]:
     """The convolution with padding ``(low, high)`` a dim, which XLA lets be negative."""
     image, kernel, _ = _specs(x.ndim - 2)
     whole = functools.partial(
@@ -77,11 +77,17 @@ def _forward(
     return whole(x, w)
 
 
-def _is_product(w: jax.Array, padding: Sequence[tuple[int, int]]) -> bool:
+def _is_product(
+    w: Num[Array, "features channels_per_group *kernel"], padding: Sequence[tuple[int, int]]
+) -> bool:
     return math.prod(w.shape[2:]) == 1 and not any(map(any, padding))
 
 
-def _by_product(x: jax.Array, w: jax.Array, stride: Sequence[int]) -> jax.Array:
+def _by_product(
+    x: Num[Array, "batch channels *sizes"],
+    w: Num[Array, "features channels *kernel"],
+    stride: Sequence[int],
+) -> Num[Array, "batch features *outputs"]:
     """A convolution with a kernel of one position on a CPU: a matrix product.
 
     XLA:CPU would move the kernel to where its convolutions have the features, slowly.
@@ -98,12 +104,12 @@ _MOST_DEPTHWISE_TAPS = 25
 
 
 def _depthwise_by_taps(
-    x: jax.Array,
-    w: jax.Array,
+    x: Num[Array, "batch channels *sizes"],
+    w: Num[Array, "channels 1 *kernel"],
     stride: Sequence[int],
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
-) -> jax.Array:
+) -> Num[Array, "batch channels *outputs"]:
     """A convolution of each channel by itself on a CPU: shifted images, weighed and added.
 
     XLA:CPU runs one as so many convolutions of one channel, at a tenth of the speed.
@@ -128,14 +134,14 @@ def _depthwise_by_taps(
 
 
 def _transposed(
-    x: jax.Array,
-    w: jax.Array,
+    x: Num[Array, "batch channels *sizes"],
+    w: Num[Array, "channels features_per_group *kernel"],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     output_padding: Sequence[int],
     groups: int,
-) -> jax.Array:
+) -> Num[Array, "batch features_per_group*{groups} *outputs"]:
     """The transpose of `_forward` with weights ``w [C_in, C_out / groups, ...]``."""
     rank = x.ndim - 2
     image, kernel, swapped = _specs(rank)
@@ -164,14 +170,14 @@ _FEWEST_CHANNELS = 16
 
 
 def _weight_gradient(
-    x: jax.Array,
-    grad: jax.Array,
+    x: Num[Array, "batch channels *sizes"],
+    grad: Num[Array, "batch features *outputs"],
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> jax.Array:
+) -> Num[Array, "features channels//{groups} *kernel"]:
     """Gradient of `_forward`'s kernel."""
     geometry = {
         "kernel_size": tuple(kernel_size),
@@ -189,13 +195,13 @@ def _weight_gradient(
 
 
 def _weight_gradient_by_taps(
-    x: jax.Array,
-    grad: jax.Array,
+    x: Num[Array, "batch channels *sizes"],
+    grad: Num[Array, "batch features *outputs"],
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-) -> jax.Array:
+) -> Num[Array, "features channels *kernel"]:
     """The gradient on a CPU: one matrix product for each position of the kernel.
 
     XLA:CPU runs the correlation, whose window is as large as the image, at a third to a half of
@@ -226,14 +232,14 @@ def _weight_gradient_by_taps(
 
 
 def _weight_gradient_by_correlation(
-    x: jax.Array,
-    grad: jax.Array,
+    x: Num[Array, "batch channels *sizes"],
+    grad: Num[Array, "batch features *outputs"],
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> jax.Array:
+) -> Num[Array, "features channels//{groups} *kernel"]:
     """Batch and features trade places in a dilated correlation."""
     rank = x.ndim - 2
     space = "DHW"[3 - rank :]
@@ -257,16 +263,16 @@ def _weight_gradient_by_correlation(
 
 @lowering("aten.convolution.default", "aten.convolution_overrideable.default")
 def convolution(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> jax.Array:
+) -> Array:
     rank = weight.ndim - 2
     unbatched = x.ndim == rank + 1
     if unbatched:
@@ -283,9 +289,9 @@ def convolution(
 
 
 def _gradients(
-    grad: jax.Array,
-    x: jax.Array,
-    weight: jax.Array,
+    grad: Array,
+    x: Array,
+    weight: Array,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -332,9 +338,9 @@ def _gradients(
 
 @lowering("aten.convolution_backward.default")
 def convolution_backward(
-    grad: jax.Array,
-    x: jax.Array,
-    weight: jax.Array,
+    grad: Array,
+    x: Array,
+    weight: Array,
     bias_sizes: Sequence[int] | None,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -349,9 +355,9 @@ def convolution_backward(
 
 @lowering("aten.convolution_backward_overrideable.default")
 def convolution_backward_overrideable(
-    grad: jax.Array,
-    x: jax.Array,
-    weight: jax.Array,
+    grad: Array,
+    x: Array,
+    weight: Array,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],

@@ -8,19 +8,18 @@ graph, where they are lists, they are compiled in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Bool, Float, Int, Int32
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 
 
-def label_places(lengths: Sequence[int], rows: int) -> np.ndarray[Any, Any]:
-    """Places (N, S) of the labels of each target among ``rows`` labels one after the other.
+def label_places(lengths: Sequence[int], rows: int) -> Int[np.ndarray, "batch labels"]:
+    """Places of the labels of each target among ``rows`` labels one after the other.
 
     Example:
         >>> label_places([2, 1], 3)
@@ -30,8 +29,8 @@ def label_places(lengths: Sequence[int], rows: int) -> np.ndarray[Any, Any]:
     return np.minimum(first[:, None] + np.arange(max(lengths))[None], rows - 1)
 
 
-def _padded(targets: jax.Array, lengths: Sequence[int]) -> jax.Array:
-    """Labels (N, S) of targets that are padded or one after the other."""
+def _padded(targets: Int[Array, " ..."], lengths: Sequence[int]) -> Int[Array, "batch labels"]:
+    """Labels of targets that are padded or one after the other."""
     count = max(lengths, default=0)
     if targets.ndim != 1:
         return targets[:, :count]
@@ -40,8 +39,10 @@ def _padded(targets: jax.Array, lengths: Sequence[int]) -> jax.Array:
     return targets[label_places(lengths, targets.shape[0]).astype(np.int32)]
 
 
-def _extended(targets: jax.Array, lengths: jax.Array, blank: int) -> jax.Array:
-    """Labels (N, 2 * S + 1), blanks at even places and beyond the lengths."""
+def _extended(
+    targets: Int[Array, "batch labels"], lengths: Int[Array, " batch"], blank: int
+) -> Int32[Array, "batch 2*labels+1"]:
+    """Labels with blanks at even places and beyond the lengths."""
     batch, count = targets.shape
     used = lax.broadcasted_iota(np.int32, (batch, count), 1) < lengths[:, None]
     labels = jnp.where(used, targets.astype(np.int32), np.int32(blank))
@@ -51,12 +52,12 @@ def _extended(targets: jax.Array, lengths: jax.Array, blank: int) -> jax.Array:
     return lax.concatenate([pairs, jnp.full((batch, 1), np.int32(blank))], 1)
 
 
-def _shift(x: jax.Array, by: int) -> jax.Array:
+def _shift(x: Float[Array, "batch places"], by: int) -> Float[Array, "batch places"]:
     """``x[:, s - by]`` with -inf from outside."""
     return lax.pad(x, np.asarray(-np.inf, x.dtype), [(0, 0, 0), (by, -by, 0)])
 
 
-def _logaddexp(*terms: jax.Array) -> jax.Array:
+def _logaddexp(*terms: Array) -> Array:
     top = terms[0]
     for term in terms[1:]:
         top = jnp.maximum(top, term)
@@ -64,25 +65,31 @@ def _logaddexp(*terms: jax.Array) -> jax.Array:
     return lax.log(sum(lax.exp(term - top) for term in terms)) + top
 
 
-def _emissions(log_probs: jax.Array, labels: jax.Array) -> jax.Array:
-    """``log_probs[t, n, labels[n, s]]`` as (T, N, s)."""
+def _emissions(
+    log_probs: Float[Array, "steps batch classes"], labels: Int[Array, "batch places"]
+) -> Float[Array, "steps batch places"]:
+    """``log_probs[t, n, labels[n, s]]``."""
     index = jnp.broadcast_to(labels[None], (log_probs.shape[0], *labels.shape))
     return jnp.take_along_axis(log_probs, index, axis=2, mode="clip")
 
 
-def _skippable(labels: jax.Array) -> jax.Array:
+def _skippable(labels: Int[Array, "batch places"]) -> Bool[Array, "batch places"]:
     """Mask of places that may skip a blank: a label other than the one before it."""
     place = lax.broadcasted_iota(np.int32, labels.shape, 1)
     previous = lax.pad(labels, np.int32(0), [(0, 0, 0), (2, -2, 0)])
     return (place % 2 == 1) & (place >= 3) & (labels != previous)
 
 
-def _forward(emissions: jax.Array, labels: jax.Array, start: jax.Array) -> jax.Array:
-    """Log alpha (T, N, s): probabilities of the prefixes."""
+def _forward(
+    emissions: Float[Array, "steps batch places"],
+    labels: Int[Array, "batch places"],
+    start: Bool[Array, "batch places"],
+) -> Float[Array, "steps batch places"]:
+    """Log alpha: probabilities of the prefixes."""
     skip = _skippable(labels)
     off = jnp.full((), -np.inf, emissions.dtype)
 
-    def step(alpha: jax.Array, emission: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(alpha: Array, emission: Array) -> tuple[Array, Array]:
         jump = jnp.where(skip, _shift(alpha, 2), off)
         alpha = _logaddexp(alpha, _shift(alpha, 1), jump) + emission
         return alpha, alpha
@@ -92,8 +99,10 @@ def _forward(emissions: jax.Array, labels: jax.Array, start: jax.Array) -> jax.A
     return lax.concatenate([first[None], rest], 0)
 
 
-def _ends(lengths: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
-    """Masks (N, s) of the two places that a path may end at, and of the places in use."""
+def _ends(
+    lengths: Int[Array, " batch"], places: int
+) -> tuple[Bool[Array, "batch {places}"], Bool[Array, "batch {places}"]]:
+    """Masks of the two places that a path may end at, and of the places in use."""
     last = 2 * lengths[:, None]
     place = lax.broadcasted_iota(np.int32, (lengths.shape[0], places), 1)
     return (place == last) | (place == last - 1), place <= last
@@ -101,14 +110,17 @@ def _ends(lengths: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
 
 @lowering("tpu.ctc_loss.default")
 def ctc_loss(
-    log_probs: jax.Array, targets: jax.Array, lengths: jax.Array, blank: int
-) -> tuple[jax.Array, jax.Array]:
-    """Negative log-likelihood (N) and log alpha (N, T, 2 * S + 1).
+    log_probs: Float[Array, "steps batch classes"],
+    targets: Int[Array, "batch labels"],
+    lengths: Int[Array, "2 batch"],
+    blank: int,
+) -> tuple[Float[Array, " batch"], Float[Array, "batch steps 2*labels+1"]]:
+    """Negative log-likelihood and log alpha.
 
     Args:
-        log_probs: Of (T, N, C).
-        targets: Labels (N, S).
-        lengths: Of the inputs and of the targets, (2, N).
+        log_probs: Logarithms of the probabilities.
+        targets: Labels, padded.
+        lengths: Of the inputs and of the targets.
         blank: The label between labels.
     """
     x = cast(log_probs, op_math(log_probs.dtype))
@@ -135,15 +147,15 @@ def ctc_loss(
 
 @lowering("tpu.ctc_loss_backward.default")
 def ctc_loss_backward(
-    grad: jax.Array,
-    log_probs: jax.Array,
-    targets: jax.Array,
-    lengths: jax.Array,
-    neg_log_likelihood: jax.Array,
-    log_alpha: jax.Array,
+    grad: Float[Array, " batch"],
+    log_probs: Float[Array, "steps batch classes"],
+    targets: Int[Array, "batch labels"],
+    lengths: Int[Array, "2 batch"],
+    neg_log_likelihood: Float[Array, " batch"],
+    log_alpha: Float[Array, "batch steps 2*labels+1"],
     blank: int,
     zero_infinity: bool,
-) -> jax.Array:
+) -> Float[Array, "steps batch classes"]:
     """``exp(log_probs)`` less the posterior of each class at each step; arguments of `ctc_loss`."""
     dtype = op_math(log_probs.dtype)
     x, loss = cast(log_probs, dtype), cast(neg_log_likelihood, dtype)
@@ -157,7 +169,7 @@ def ctc_loss_backward(
     off = jnp.full((), -np.inf, dtype)
     skip = lax.pad(_skippable(labels), np.False_, [(0, 0, 0), (-2, 2, 0)])
 
-    def step(beta: jax.Array, this: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(beta: Array, this: tuple[Array, Array]) -> tuple[Array, Array]:
         emission, time = this
         jump = jnp.where(skip, _shift(beta, -2), off)
         inner = _logaddexp(beta, _shift(beta, -1), jump) + emission
@@ -186,35 +198,35 @@ def ctc_loss_backward(
     return jnp.where(active[:, :, None], result, jnp.zeros((), dtype))
 
 
-def _both(input_lengths: Sequence[int], target_lengths: Sequence[int]) -> jax.Array:
+def _both(input_lengths: Sequence[int], target_lengths: Sequence[int]) -> Int32[Array, "2 batch"]:
     return jnp.asarray(np.array([input_lengths, target_lengths], np.int32))
 
 
 @lowering("aten._ctc_loss.default")
 def ctc_loss_of_lists(
-    log_probs: jax.Array,
-    targets: jax.Array,
+    log_probs: Float[Array, "steps batch classes"],
+    targets: Int[Array, " ..."],
     input_lengths: Sequence[int],
     target_lengths: Sequence[int],
     blank: int = 0,
     zero_infinity: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, " batch"], Float[Array, "batch steps places"]]:
     lengths = _both(input_lengths, target_lengths)
     return ctc_loss(log_probs, _padded(targets, target_lengths), lengths, blank)
 
 
 @lowering("aten._ctc_loss_backward.default")
 def ctc_loss_backward_of_lists(
-    grad: jax.Array,
-    log_probs: jax.Array,
-    targets: jax.Array,
+    grad: Float[Array, " batch"],
+    log_probs: Float[Array, "steps batch classes"],
+    targets: Int[Array, " ..."],
     input_lengths: Sequence[int],
     target_lengths: Sequence[int],
-    neg_log_likelihood: jax.Array,
-    log_alpha: jax.Array,
+    neg_log_likelihood: Float[Array, " batch"],
+    log_alpha: Float[Array, "batch steps places"],
     blank: int,
     zero_infinity: bool = False,
-) -> jax.Array:
+) -> Float[Array, "steps batch classes"]:
     lengths = _both(input_lengths, target_lengths)
     labels = _padded(targets, target_lengths)
     kept = neg_log_likelihood, log_alpha

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Bool, Float, Int32
 from tpu_core.dtypes import cast, op_math, size_array
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
@@ -18,7 +18,7 @@ from tpu_core.lowering.registry import lowering
 _MATRIX_ROWS = 25
 
 
-def _norm(difference: jax.Array, p: float) -> jax.Array:
+def _norm(difference: Float[Array, "*shape size"], p: float) -> Float[Array, "*shape"]:
     """The p-norm over the last dim."""
     a = jnp.abs(difference)
     if p == 0:
@@ -32,7 +32,7 @@ def _norm(difference: jax.Array, p: float) -> jax.Array:
     return jnp.sum(a ** jnp.asarray(p, a.dtype), axis=-1) ** jnp.asarray(1 / p, a.dtype)
 
 
-def _norm_gradient(difference: jax.Array, distance: jax.Array, grad: jax.Array, p: float) -> Any:
+def _norm_gradient(difference: Array, distance: Array, grad: Array, p: float) -> Any:
     """Gradient of `_norm` by ``difference``; ``distance`` and ``grad`` have a last dim of 1."""
     zero, one = jnp.zeros((), difference.dtype), jnp.ones((), difference.dtype)
     sign, a = jnp.sign(difference), jnp.abs(difference)
@@ -55,7 +55,9 @@ def _norm_gradient(difference: jax.Array, distance: jax.Array, grad: jax.Array, 
     return jnp.where(apart, grad * slope / safe ** jnp.asarray(p - 1, a.dtype), zero)
 
 
-def _euclidean(x: jax.Array, y: jax.Array) -> jax.Array:
+def _euclidean(
+    x: Float[Array, "*batch rows size"], y: Float[Array, "*batch others size"]
+) -> Float[Array, "*batch rows others"]:
     """``sqrt(|x|^2 + |y|^2 - 2 x.y)``."""
     rank = x.ndim
     batch = tuple(range(rank - 2))
@@ -64,13 +66,18 @@ def _euclidean(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.maximum(square - 2 * product, jnp.zeros((), x.dtype)))
 
 
-def _broadcast(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _broadcast(x: Array, y: Array) -> tuple[Array, Array]:
     batch = jnp.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     return tuple(jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (x, y))  # type: ignore
 
 
 @lowering("aten._cdist_forward.default", static=("p",))
-def cdist(x: jax.Array, y: jax.Array, p: float, compute_mode: int | None = None) -> jax.Array:
+def cdist(
+    x: Float[Array, "*#batch rows size"],
+    y: Float[Array, "*#batch others size"],
+    p: float,
+    compute_mode: int | None = None,
+) -> Float[Array, "*batch rows others"]:
     """Mode 0 uses a matrix product for many rows, 1 always, 2 never."""
     x, y = _broadcast(cast(x, op_math(x.dtype)), cast(y, op_math(y.dtype)))
     many = x.shape[-2] > _MATRIX_ROWS or y.shape[-2] > _MATRIX_ROWS
@@ -82,8 +89,12 @@ def cdist(x: jax.Array, y: jax.Array, p: float, compute_mode: int | None = None)
 
 @lowering("aten._cdist_backward.default", static=("p",))
 def cdist_backward(
-    grad: jax.Array, x: jax.Array, y: jax.Array, p: float, distance: jax.Array
-) -> jax.Array:
+    grad: Float[Array, "*batch rows others"],
+    x: Float[Array, "*#batch rows size"],
+    y: Float[Array, "*#batch others size"],
+    p: float,
+    distance: Float[Array, "*batch rows others"],
+) -> Float[Array, "*batch rows size"]:
     """Gradient by ``x``."""
     grad, distance, x, y = (cast(v, op_math(x.dtype)) for v in (grad, distance, x, y))
     x, y = _broadcast(x, y)
@@ -91,7 +102,7 @@ def cdist_backward(
     return jnp.sum(_norm_gradient(difference, distance[..., None], grad[..., None], p), axis=-2)
 
 
-def _packed(n: int) -> tuple[jax.Array, jax.Array]:
+def _packed(n: int) -> tuple[Int32[Array, "{n} {n}"], Bool[Array, "{n} {n}"]]:
     """Index of each pair of rows in the packed result, and whether it is there (``i < j``)."""
     i = lax.broadcasted_iota(np.int32, (n, n), 0)
     j = lax.broadcasted_iota(np.int32, (n, n), 1)
@@ -99,7 +110,7 @@ def _packed(n: int) -> tuple[jax.Array, jax.Array]:
 
 
 @lowering("aten._pdist_forward.default", static=("p",))
-def pdist(x: jax.Array, p: float = 2) -> jax.Array:
+def pdist(x: Float[Array, "rows size"], p: float = 2) -> Float[Array, " rows*(rows-1)//2"]:
     """Distances of the rows ``i < j``, row after row."""
     x = cast(x, op_math(x.dtype))
     n = x.shape[0]
@@ -111,14 +122,19 @@ def pdist(x: jax.Array, p: float = 2) -> jax.Array:
 
 
 @lowering("aten._pdist_backward.default", static=("p",))
-def pdist_backward(grad: jax.Array, x: jax.Array, p: float, distance: jax.Array) -> jax.Array:
+def pdist_backward(
+    grad: Float[Array, " pairs"],
+    x: Float[Array, "rows size"],
+    p: float,
+    distance: Float[Array, " pairs"],
+) -> Float[Array, "rows size"]:
     n, dtype = x.shape[0], op_math(x.dtype)
     x, grad, distance = (cast(v, dtype) for v in (x, grad, distance))
     if n < 2:
         return jnp.zeros_like(x)
     position, above = _packed(n)
 
-    def square(values: jax.Array) -> jax.Array:
+    def square(values: Array) -> Array:
         taken = jnp.take(values, jnp.where(above, position, np.int32(0)), mode="clip")
         upper = jnp.where(above, taken, jnp.zeros((), dtype))
         return (upper + upper.T)[..., None]

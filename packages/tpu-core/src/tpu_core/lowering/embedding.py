@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float, Int, Int32, Shaped
 from tpu_core.dtypes import cast, op_math, size_array
 from tpu_core.lowering.gather_scatter import gather_slices, scatter_slices, to_index
 from tpu_core.lowering.registry import lowering
@@ -19,12 +19,17 @@ from tpu_core.lowering.registry import lowering
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
-def rows(table: jax.Array, index: jax.Array) -> jax.Array:
+def rows(table: Shaped[Array, " rows *row"], index: Int[Array, "*shape"]) -> Shaped[Array, " ..."]:
     """Rows of a table, in the shape of the index and the row."""
     return gather_slices(table, (0,), [to_index(index, table.shape[0])], 0)
 
 
-def _add_rows(rows: jax.Array, index: jax.Array, num_rows: int, scale_by_freq: bool) -> jax.Array:
+def _add_rows(
+    rows: Float[Array, "count size"],
+    index: Int[Array, " count"],
+    num_rows: int,
+    scale_by_freq: bool,
+) -> Float[Array, "{num_rows} size"]:
     """A table of zeros plus ``rows`` at ``index``, each divided by its count if asked.
 
     Rows are added in a wide dtype: a frequent word would stop growing in a 16-bit float.
@@ -41,23 +46,23 @@ def _add_rows(rows: jax.Array, index: jax.Array, num_rows: int, scale_by_freq: b
 
 @lowering("aten.embedding.default")
 def embedding(
-    weight: jax.Array,
-    indices: jax.Array,
+    weight: Shaped[Array, "rows size"],
+    indices: Int[Array, "*shape"],
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> jax.Array:
+) -> Shaped[Array, "*shape size"]:
     return rows(weight, indices)
 
 
 @lowering("aten.embedding_dense_backward.default")
 def embedding_dense_backward(
-    grad_output: jax.Array,
-    indices: jax.Array,
+    grad_output: Float[Array, "*shape size"],
+    indices: Int[Array, "*shape"],
     num_weights: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
-) -> jax.Array:
+) -> Float[Array, "{num_weights} size"]:
     index = to_index(indices.reshape(-1), num_weights)
     if padding_idx >= 0:  # out of range: dropped
         index = jnp.where(index == padding_idx, np.array(num_weights, index.dtype), index)
@@ -67,9 +72,7 @@ def embedding_dense_backward(
 
 
 @lowering("aten.embedding_renorm.default", static=("norm_type",))
-def embedding_renorm(
-    x: jax.Array, indices: jax.Array, max_norm: jax.Array | float, norm_type: float
-) -> jax.Array:
+def embedding_renorm(x: Array, indices: Array, max_norm: Array | float, norm_type: float) -> Array:
     """Rows looked up are scaled down to ``max_norm`` (aten ``embedding_renorm_cpu_``)."""
     index = to_index(indices.reshape(-1), x.shape[0])
     picked = cast(rows(x, index), op_math(x.dtype))
@@ -79,7 +82,7 @@ def embedding_renorm(
     return scatter_slices(x, (0,), [index], cast(picked * scale, x.dtype), 0, "set")
 
 
-def _bag_of(offsets: jax.Array, count: int, num_bags: int) -> jax.Array:
+def _bag_of(offsets: Int[Array, " _"], count: int, num_bags: int) -> Int32[Array, " {count}"]:
     """The bag of each of ``count`` indices: how many bags start at or before it, less one."""
     starts = to_index(offsets[:num_bags], count + 1)
     marks = scatter_slices(
@@ -88,7 +91,7 @@ def _bag_of(offsets: jax.Array, count: int, num_bags: int) -> jax.Array:
     return jnp.cumsum(marks, dtype=np.int32) - np.int32(1)
 
 
-def _fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _fit(x: Array, shape: tuple[int, ...]) -> Array:
     """``x`` in the length that the meta function asks for; entries beyond it are unused."""
     if x.shape[1:] != shape[1:]:
         return jnp.zeros(shape, x.dtype)
@@ -98,18 +101,18 @@ def _fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @lowering("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 def embedding_bag(
-    weight: jax.Array,
-    indices: jax.Array,
-    offsets: jax.Array,
+    weight: Float[Array, "rows size"],
+    indices: Int[Array, " count"],
+    offsets: Int[Array, " _"],
     scale_grad_by_freq: bool = False,
     mode: int = _SUM,
     sparse: bool = False,
-    per_sample_weights: jax.Array | None = None,
+    per_sample_weights: Float[Array, " count"] | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
     *,
     out: Any,
-) -> tuple[jax.Array, ...]:
+) -> tuple[Float[Array, "bags size"], Int[Array, " _"], Int[Array, " _"], Int[Array, " ..."]]:
     """Result, bag of each index, number of indices of each bag, index of each maximum.
 
     ``padding_idx`` counts from the end if negative in Python; here it is -1 for none.
@@ -156,17 +159,17 @@ def embedding_bag(
 
 @lowering("aten._embedding_bag_dense_backward.default")
 def embedding_bag_dense_backward(
-    grad: jax.Array,
-    indices: jax.Array,
-    offset2bag: jax.Array,
-    bag_size: jax.Array,
-    maximum_indices: jax.Array,
+    grad: Float[Array, "bags size"],
+    indices: Int[Array, " count"],
+    offset2bag: Int[Array, " count"],
+    bag_size: Int[Array, " _"],
+    maximum_indices: Int[Array, " ..."],
     num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
-    per_sample_weights: jax.Array | None,
+    per_sample_weights: Float[Array, " count"] | None,
     padding_idx: int = -1,
-) -> jax.Array:
+) -> Float[Array, "{num_weights} size"]:
     if mode == _MAX:
         filled = (bag_size[: grad.shape[0]] > 0)[:, None]
         index = to_index(jnp.where(filled, maximum_indices, num_weights), num_weights)
@@ -190,19 +193,19 @@ def embedding_bag_dense_backward(
 
 @lowering("aten._embedding_bag_backward.default")
 def embedding_bag_backward(
-    grad: jax.Array,
-    indices: jax.Array,
-    offsets: jax.Array,
-    offset2bag: jax.Array,
-    bag_size: jax.Array,
-    maximum_indices: jax.Array,
+    grad: Float[Array, "bags size"],
+    indices: Int[Array, " count"],
+    offsets: Int[Array, " _"],
+    offset2bag: Int[Array, " _"],
+    bag_size: Int[Array, " _"],
+    maximum_indices: Int[Array, " ..."],
     num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: jax.Array | None,
+    per_sample_weights: Float[Array, " count"] | None,
     padding_idx: int = -1,
-) -> jax.Array:
+) -> Float[Array, "{num_weights} size"]:
     if offset2bag.shape != indices.shape:  # the CPU's fast path leaves it empty
         offset2bag = _bag_of(offsets, indices.shape[0], grad.shape[0])
     return embedding_bag_dense_backward(
@@ -221,14 +224,14 @@ def embedding_bag_backward(
 
 @lowering("aten._embedding_bag_per_sample_weights_backward.default")
 def embedding_bag_per_sample_weights_backward(
-    grad: jax.Array,
-    weight: jax.Array,
-    indices: jax.Array,
-    offsets: jax.Array,
-    offset2bag: jax.Array,
+    grad: Float[Array, "bags size"],
+    weight: Float[Array, "rows size"],
+    indices: Int[Array, " count"],
+    offsets: Int[Array, " _"],
+    offset2bag: Int[Array, " _"],
     mode: int,
     padding_idx: int = -1,
-) -> jax.Array:
+) -> Float[Array, " count"]:
     """The dot product of each looked-up row with its bag's gradient."""
     if offset2bag.shape != indices.shape:
         offset2bag = _bag_of(offsets, indices.shape[0], grad.shape[0])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float
 from tpu_core.dtypes import cast, op_math, size_array
 from tpu_core.lowering.registry import lowering
 
@@ -23,18 +23,18 @@ _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
-def _unnormalize(x: jax.Array, size: int, align_corners: bool) -> jax.Array:
+def _unnormalize(x: Array, size: int, align_corners: bool) -> Array:
     if align_corners:
         return (x + 1) / 2 * (size - 1)
     return ((x + 1) * size - 1) / 2
 
 
-def _clip(x: jax.Array, size: int) -> jax.Array:
+def _clip(x: Array, size: int) -> Array:
     x = jnp.where(x <= 0, jnp.zeros((), x.dtype), x)
     return jnp.where(x >= size - 1, jnp.asarray(size - 1, x.dtype), x)
 
 
-def _reflect(x: jax.Array, size: int, align_corners: bool) -> jax.Array:
+def _reflect(x: Array, size: int, align_corners: bool) -> Array:
     low, high = (0, 2 * (size - 1)) if align_corners else (-1, 2 * size - 1)
     if low == high:
         return jnp.zeros_like(x)
@@ -47,7 +47,7 @@ def _reflect(x: jax.Array, size: int, align_corners: bool) -> jax.Array:
     return jnp.where(odd, span - extra, extra) + start
 
 
-def _inside(x: jax.Array, size: int, padding: int, align_corners: bool) -> jax.Array:
+def _inside(x: Array, size: int, padding: int, align_corners: bool) -> Array:
     """A coordinate moved into the input, as the padding mode says."""
     if padding == _REFLECTION:
         x = _reflect(x, size, align_corners)
@@ -56,8 +56,12 @@ def _inside(x: jax.Array, size: int, padding: int, align_corners: bool) -> jax.A
     return x
 
 
-def _read(planes: jax.Array, corner: Sequence[jax.Array], sizes: Sequence[int]) -> jax.Array:
-    """``planes [N, C, P]`` at whole coordinates ``[N, L]`` a dim; 0 outside the input."""
+def _read(
+    planes: Float[Array, "batch channels positions"],
+    corner: Sequence[Float[Array, "batch points"]],
+    sizes: Sequence[int],
+) -> Float[Array, "batch channels points"]:
+    """Values at whole coordinates, an array a dim; 0 outside the input."""
     flat = jnp.zeros((), np.int32)
     valid = jnp.ones((), np.bool_)
     for x, size in zip(corner, sizes):
@@ -69,21 +73,25 @@ def _read(planes: jax.Array, corner: Sequence[jax.Array], sizes: Sequence[int]) 
     return jnp.where(valid[:, None, :], values, jnp.zeros((), planes.dtype))
 
 
-def _cubic_weights(t: jax.Array) -> list[jax.Array]:
+def _cubic_weights(t: Array) -> list[Array]:
     a = -0.75
 
-    def near(x: jax.Array) -> jax.Array:
+    def near(x: Array) -> Array:
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
-    def far(x: jax.Array) -> jax.Array:
+    def far(x: Array) -> Array:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
 def _sample(
-    x: jax.Array, grid: jax.Array, mode: int, padding: int, align_corners: bool
-) -> jax.Array:
+    x: Float[Array, "batch channels *sizes"],
+    grid: Float[Array, "batch *points dims"],
+    mode: int,
+    padding: int,
+    align_corners: bool,
+) -> Float[Array, "batch channels *points"]:
     rank = x.ndim - 2
     sizes, batch, points = x.shape[2:], x.shape[0], grid.shape[1:-1]
     shape = (batch, x.shape[1], *points)
@@ -123,12 +131,12 @@ def _sample(
 
 @lowering("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
 def grid_sampler(
-    x: jax.Array,
-    grid: jax.Array,
+    x: Float[Array, "batch channels *sizes"],
+    grid: Float[Array, "batch *points dims"],
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
-) -> jax.Array:
+) -> Float[Array, "batch channels *points"]:
     dtype = op_math(x.dtype)
     return _sample(
         cast(x, dtype), cast(grid, dtype), interpolation_mode, padding_mode, align_corners
@@ -137,18 +145,18 @@ def grid_sampler(
 
 @lowering("aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default")
 def grid_sampler_backward(
-    grad: jax.Array,
-    x: jax.Array,
-    grid: jax.Array,
+    grad: Float[Array, "batch channels *points"],
+    x: Float[Array, "batch channels *sizes"],
+    grid: Float[Array, "batch *points dims"],
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
     output_mask: Sequence[bool],
-) -> tuple[Any, Any]:
+) -> tuple[Float[Array, "batch channels *sizes"] | None, Float[Array, "batch *points dims"]]:
     dtype = op_math(x.dtype)
     grad, x, grid = cast(grad, dtype), cast(x, dtype), cast(grid, dtype)
 
-    def forward(x: jax.Array, grid: jax.Array) -> jax.Array:
+    def forward(x: Array, grid: Array) -> Array:
         return _sample(x, grid, interpolation_mode, padding_mode, align_corners)
 
     if output_mask[0]:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float, Int, Int32
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.implementations import Target
 from tpu_core.lowering.kernel_costs import KernelCost
@@ -29,14 +30,14 @@ _PASSES = {lax.Precision.HIGHEST: 6, lax.Precision.HIGH: 3}
 
 @lowering("aten._grouped_mm.default")
 def grouped_mm(
-    a: jax.Array,
-    b: jax.Array,
-    offs: jax.Array | None = None,
+    a: Float[Array, " ..."],
+    b: Float[Array, " ..."],
+    offs: Int[Array, " groups"] | None = None,
     bias: None = None,
     out_dtype: torch.dtype | None = None,
     *,
     contiguous: Sequence[bool] = (True, True),
-) -> jax.Array:
+) -> Float[Array, " ..."]:
     """One product a group; ``offs`` holds each group's end along the dim that is grouped.
 
     A 3-D operand holds its groups in dim 0. Two 2-D operands are grouped along the contracted dim.
@@ -54,7 +55,7 @@ def grouped_mm(
     return _rows(b.T, a.swapaxes(1, 2), sizes, not contiguous[0]).T
 
 
-def group_sizes(offs: jax.Array) -> jax.Array:
+def group_sizes(offs: Int[Array, " groups"]) -> Int32[Array, " groups"]:
     """Length of each group, ``int32``, from their ends."""
     return jnp.diff(offs, prepend=jnp.zeros((1,), offs.dtype)).astype(np.int32)
 
@@ -67,24 +68,33 @@ def _is_large(multiplications: int, groups: int) -> bool:
 # --- rows in groups
 
 
-def _rows(x: jax.Array, w: jax.Array, sizes: jax.Array, as_it_lies: bool) -> jax.Array:
-    """``[rows, k] @ [groups, k, n]``; ``w`` may be the transpose of what lies in memory."""
+def _rows(
+    x: Float[Array, "rows k"],
+    w: Float[Array, "groups k n"],
+    sizes: Int32[Array, " groups"],
+    as_it_lies: bool,
+) -> Float[Array, "rows n"]:
+    """Products of groups of rows; ``w`` may be the transpose of what lies in memory."""
     if Target.current().platform == "tpu":
         return _native_rows(x, w, sizes)
     if not _is_large(x.shape[0] * w.shape[1] * w.shape[2], w.shape[0]):
         return _ragged_rows(x, w, sizes)
 
-    def by_blocks(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+    def by_blocks(x: Array, w: Array, sizes: Array) -> Array:
         return _rows_by_blocks(x, w, sizes, as_it_lies)
 
     return lax.platform_dependent(x, w, sizes, cpu=by_blocks, default=_ragged_rows)
 
 
-def _ragged_rows(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+def _ragged_rows(
+    x: Float[Array, "rows k"], w: Float[Array, "groups k n"], sizes: Int32[Array, " groups"]
+) -> Float[Array, "rows n"]:
     return cast(_ragged_product(x, w, sizes, op_math(x.dtype)), x.dtype)
 
 
-def _native_rows(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+def _native_rows(
+    x: Float[Array, "rows k"], w: Float[Array, "groups k n"], sizes: Int32[Array, " groups"]
+) -> Float[Array, "rows n"]:
     """As libtpu has a kernel for; else it masks the rows of each group and multiplies them all."""
     dtype, rows = x.dtype, x.shape[0]
     if dtype == np.float16:  # which the kernel does not compile for
@@ -97,20 +107,30 @@ def _native_rows(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     return cast(y[:rows], dtype)
 
 
-def _ragged_product(x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any) -> jax.Array:
+def _ragged_product(
+    x: Float[Array, "rows k"],
+    w: Float[Array, "groups k n"],
+    sizes: Int32[Array, " groups"],
+    dtype: Any,
+) -> Float[Array, "rows n"]:
     numbers = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
     return lax.ragged_dot_general(
         x, w, sizes, numbers, precision_of(x.dtype), preferred_element_type=dtype
     )
 
 
-def _rows_by_blocks(x: jax.Array, w: jax.Array, sizes: jax.Array, as_it_lies: bool) -> jax.Array:
+def _rows_by_blocks(
+    x: Float[Array, "rows k"],
+    w: Float[Array, "groups k n"],
+    sizes: Int32[Array, " groups"],
+    as_it_lies: bool,
+) -> Float[Array, "rows n"]:
     rows, n = x.shape[0], w.shape[2]
     if not as_it_lies:
         w = w.swapaxes(1, 2)
     dims = (((1,), (0 if as_it_lies else 1,)), ((), ()))
 
-    def step(group: jax.Array, at: jax.Array, is_its_own: jax.Array, out: jax.Array) -> jax.Array:
+    def step(group: Array, at: Array, is_its_own: Array, out: Array) -> Array:
         block = lax.dynamic_slice_in_dim(x, at, len(is_its_own))
         y = contract(block, lax.dynamic_index_in_dim(w, group, keepdims=False), dims)
         held = lax.dynamic_slice_in_dim(out, at, len(is_its_own))
@@ -123,14 +143,18 @@ def _rows_by_blocks(x: jax.Array, w: jax.Array, sizes: jax.Array, as_it_lies: bo
 # --- the contracted dim in groups
 
 
-def _columns(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
-    """``[k, rows] @ [rows, n]``, a matrix for each group of the contracted dim."""
+def _columns(
+    a: Float[Array, "k rows"], b: Float[Array, "rows n"], sizes: Int32[Array, " groups"]
+) -> Float[Array, "groups k n"]:
+    """A product for each group of the contracted dim."""
     if not _is_large(a.shape[0] * b.shape[0] * b.shape[1], sizes.shape[0]):
         return _ragged_columns(a, b, sizes)
     return lax.platform_dependent(a, b, sizes, cpu=_columns_by_blocks, default=_ragged_columns)
 
 
-def _ragged_columns(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+def _ragged_columns(
+    a: Float[Array, "k rows"], b: Float[Array, "rows n"], sizes: Int32[Array, " groups"]
+) -> Float[Array, "groups k n"]:
     numbers = lax.RaggedDotDimensionNumbers((((1,), (0,)), ((), ())), (1,), ())
     y = lax.ragged_dot_general(
         a, b, sizes, numbers, precision_of(a.dtype), preferred_element_type=op_math(a.dtype)
@@ -138,11 +162,13 @@ def _ragged_columns(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
     return cast(y, a.dtype)
 
 
-def _columns_by_blocks(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+def _columns_by_blocks(
+    a: Float[Array, "k rows"], b: Float[Array, "rows n"], sizes: Int32[Array, " groups"]
+) -> Float[Array, "groups k n"]:
     (k, rows), n = a.shape, b.shape[1]
     x = a.T  # the gradient of a weight has its transpose for an operand
 
-    def step(group: jax.Array, at: jax.Array, is_its_own: jax.Array, out: jax.Array) -> jax.Array:
+    def step(group: Array, at: Array, is_its_own: Array, out: Array) -> Array:
         # Both sides are masked: zero times what is not a number is none either.
         left, right = (
             jnp.where(is_its_own[:, None], lax.dynamic_slice_in_dim(o, at, len(is_its_own)), 0)
@@ -158,9 +184,9 @@ def _columns_by_blocks(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Arra
 
 def _by_blocks(
     rows: int,
-    sizes: jax.Array,
-    step: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
-    start: jax.Array,
+    sizes: Int32[Array, " groups"],
+    step: Callable[[Array, Array, Array, Array], Array],
+    start: Array,
 ) -> Any:
     """Go through the rows of each group in blocks of one length.
 
@@ -176,7 +202,7 @@ def _by_blocks(
     blocks = -(-sizes // length)
     last = jnp.cumsum(blocks, dtype=np.int32)
 
-    def body(i: jax.Array, carry: jax.Array) -> jax.Array:
+    def body(i: Array, carry: Array) -> Array:
         group = jnp.searchsorted(last, i, side="right").astype(np.int32)
         done = i - (last[group] - blocks[group])
         first = ends[group] - sizes[group] + done * np.int32(length)

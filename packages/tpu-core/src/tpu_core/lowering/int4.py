@@ -8,11 +8,11 @@ for each group of columns of a row.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float, Int32, UInt8
 from tpu_core.dtypes import cast
 from tpu_core.lowering.int4_layout import K_TILE, LANES, TILE
 from tpu_core.lowering.matmul import contract
@@ -28,8 +28,10 @@ _MIDDLE = 8
 
 
 @lowering("aten._convert_weight_to_int4pack.default")
-def convert_weight(weight: jax.Array, inner_k_tiles: int) -> jax.Array:
-    """Packs ``uint8[N, K/2]``; a byte has an even column in its high bits, the next in the low."""
+def convert_weight(
+    weight: UInt8[Array, "rows pairs"], inner_k_tiles: int
+) -> Int32[Array, "tiles outer 32 inner"]:
+    """Pack bytes that have an even column in the high bits, the next in the low."""
     rows = weight.shape[0] // TILE
     halves = jnp.stack([weight >> 4, weight & 15]).astype(np.int32)
     # (half, tile, row, tile of columns, int32, byte of a lane, lane of a row)
@@ -39,23 +41,26 @@ def convert_weight(weight: jax.Array, inner_k_tiles: int) -> jax.Array:
     return packed.reshape(rows, -1, LANES, inner_k_tiles // 2)
 
 
-def _rows(weight: jax.Array) -> jax.Array:
-    """The int32 of a packed weight by rows, ``[N, K / 8]``; see `_columns` for their order."""
+def _rows(weight: Int32[Array, "tiles outer 32 inner"]) -> Int32[Array, "8*tiles 4*outer*inner"]:
+    """The int32 of a packed weight by rows; see `_columns` for their order."""
     tiles, outer, _, inner = weight.shape
     by_row = weight.reshape(tiles, outer, TILE, _STEP * inner).transpose(0, 2, 1, 3)
     return by_row.reshape(tiles * TILE, outer * _STEP * inner)
 
 
-def _columns(x: jax.Array, inner: int) -> jax.Array:
-    """Rows of ``[M, K]`` as ``[8, M, K / 8]``: for each place in an int32 what meets `_rows`."""
+def _columns(x: Float[Array, "rows columns"], inner: int) -> Float[Array, "8 rows columns//8"]:
+    """For each place in an int32 what meets `_rows`."""
     parts = x.reshape(x.shape[0], -1, inner, _BYTES, _STEP, 2)
     return parts.transpose(5, 3, 0, 1, 4, 2).reshape(_SHIFTS.size, x.shape[0], -1)
 
 
 @lowering("aten._weight_int4pack_mm.default")
 def weight_mm(
-    x: jax.Array, weight: jax.Array, group: int, scales_and_zeros: jax.Array
-) -> jax.Array:
+    x: Float[Array, "rows columns"],
+    weight: Int32[Array, "tiles outer 32 inner"],
+    group: int,
+    scales_and_zeros: Float[Array, "columns//{group} 8*tiles 2"],
+) -> Float[Array, "rows 8*tiles"]:
     """``x @ w.T``; as on CUDA, ``w`` is rounded to the dtype of ``x``.
 
     The columns of ``x`` are put into the order of the packed ones, not the other way round: there

@@ -13,19 +13,22 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float, Inexact, Int32
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.lu import solve_triangular
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
 
 
-def _adjoint(a: jax.Array) -> jax.Array:
+def _adjoint(a: Inexact[Array, "*batch rows columns"]) -> Inexact[Array, "*batch columns rows"]:
     return jnp.conj(jnp.swapaxes(a, -1, -2))
 
 
-def partial_factor(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+def partial_factor(
+    a: Inexact[Array, "*batch n n"],
+) -> tuple[Inexact[Array, "*batch n n"], Int32[Array, "*batch"]]:
     """Cholesky factor up to the first leading minor that is not positive definite, and its order,
     or 0 if all are.
 
@@ -36,7 +39,7 @@ def partial_factor(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     n = a.shape[-1]
     rows = lax.iota(np.int32, n)[:, None]
 
-    def step(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         rest, factor, info = state
         column = lax.dynamic_slice_in_dim(rest, i, 1, a.ndim - 1)
         pivot = jnp.real(lax.dynamic_slice_in_dim(column, i, 1, a.ndim - 2))
@@ -59,8 +62,8 @@ def partial_factor(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @lowering("aten.linalg_cholesky_ex.default")
 def cholesky_ex(
-    a: jax.Array, *, upper: bool = False, check_errors: bool = False
-) -> tuple[jax.Array, jax.Array]:
+    a: Inexact[Array, "*batch n n"], *, upper: bool = False, check_errors: bool = False
+) -> tuple[Inexact[Array, "*batch n n"], Int32[Array, "*batch"]]:
     """Factorization; where it fails, which leaves NaN, it is done again a column a step."""
     if a.size == 0:
         return a, jnp.zeros(a.shape[:-2], np.int32)
@@ -68,7 +71,7 @@ def cholesky_ex(
     factor = lax.linalg.cholesky(a, symmetrize_input=False)
     failed = jnp.any(jnp.isnan(factor), axis=(-2, -1))
 
-    def again() -> tuple[jax.Array, jax.Array]:
+    def again() -> tuple[Array, Array]:
         partial, info = partial_factor(a)
         return jnp.where((info == 0)[..., None, None], factor, partial), info
 
@@ -80,7 +83,7 @@ def cholesky_ex(
 
 
 @lowering("aten.cholesky.default")
-def cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
+def cholesky(a: Inexact[Array, "*batch n n"], upper: bool = False) -> Inexact[Array, "*batch n n"]:
     """Factorization; NaN where PyTorch raises because ``a`` is not positive definite."""
     if a.size == 0:
         return a
@@ -89,20 +92,28 @@ def cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
 
 
 @lowering("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")
-def cholesky_solve(b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.Array:
+def cholesky_solve(
+    b: Inexact[Array, "*#batch rows columns"],
+    factor: Inexact[Array, "*#batch rows rows"],
+    upper: bool = False,
+) -> Inexact[Array, "*batch rows columns"]:
     """``A X = B`` from ``A = L L^H``, or ``A = U^H U``."""
     x = solve_triangular(factor, b, lower=not upper, adjoint=upper)
     return solve_triangular(factor, x, lower=not upper, adjoint=not upper)
 
 
 @lowering("aten.cholesky_inverse.default")
-def cholesky_inverse(factor: jax.Array, upper: bool = False) -> jax.Array:
+def cholesky_inverse(
+    factor: Inexact[Array, "*batch n n"], upper: bool = False
+) -> Inexact[Array, "*batch n n"]:
     one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     return cholesky_solve(one, factor, upper)
 
 
 @lowering("aten.linalg_qr.default")
-def qr(a: jax.Array, mode: str = "reduced", *, out: Any) -> tuple[jax.Array, jax.Array]:
+def qr(
+    a: Inexact[Array, "*batch rows columns"], mode: str = "reduced", *, out: Any
+) -> tuple[Inexact[Array, " ..."], Inexact[Array, " ..."]]:
     """Mode ``r`` leaves Q empty."""
     m, n = a.shape[-2:]
     complete = mode == "complete"
@@ -117,13 +128,13 @@ def qr(a: jax.Array, mode: str = "reduced", *, out: Any) -> tuple[jax.Array, jax
 
 @lowering("aten._linalg_svd.default")
 def svd(
-    a: jax.Array,
+    a: Inexact[Array, "*batch rows columns"],
     full_matrices: bool = False,
     compute_uv: bool = True,
     *,
     driver: str | None = None,
     out: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Inexact[Array, " ..."], Float[Array, "*batch k"], Inexact[Array, " ..."]]:
     if a.size == 0:
         u, s, vh = (jnp.zeros(o.shape, o.dtype) for o in out)
         if compute_uv and full_matrices:
@@ -138,8 +149,8 @@ def svd(
 
 @lowering("aten._linalg_eigh.default")
 def eigh(
-    a: jax.Array, UPLO: str = "L", compute_v: bool = True, *, out: Any
-) -> tuple[jax.Array, jax.Array]:
+    a: Inexact[Array, "*batch n n"], UPLO: str = "L", compute_v: bool = True, *, out: Any
+) -> tuple[Float[Array, "*batch n"], Inexact[Array, " ..."]]:
     """Eigenvalues ascend; without vectors the second result is empty."""
     if a.size == 0:
         return jnp.zeros(out[0].shape, out[0].dtype), jnp.zeros(out[1].shape, a.dtype)
@@ -148,7 +159,9 @@ def eigh(
 
 
 @lowering("aten.geqrf.default")
-def geqrf(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+def geqrf(
+    a: Inexact[Array, "*batch rows columns"],
+) -> tuple[Inexact[Array, "*batch rows columns"], Inexact[Array, "*batch k"]]:
     if a.size == 0:
         return a, jnp.zeros((*a.shape[:-2], min(a.shape[-2:])), a.dtype)
     transposed, tau = jnp.linalg.qr(a, mode="raw")
@@ -156,7 +169,9 @@ def geqrf(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @lowering("aten.linalg_householder_product.default")
-def householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
+def householder_product(
+    a: Inexact[Array, "*batch rows columns"], tau: Inexact[Array, "*batch k"]
+) -> Inexact[Array, "*batch rows columns"]:
     m, n = a.shape[-2:]
     if a.size == 0:
         return a
@@ -167,8 +182,12 @@ def householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
 
 @lowering("aten.ormqr.default")
 def ormqr(
-    a: jax.Array, tau: jax.Array, other: jax.Array, left: bool = True, transpose: bool = False
-) -> jax.Array:
+    a: Inexact[Array, "*batch n k"],
+    tau: Inexact[Array, "*batch reflectors"],
+    other: Inexact[Array, "*batch rows columns"],
+    left: bool = True,
+    transpose: bool = False,
+) -> Inexact[Array, "*batch rows columns"]:
     """``Q C``, ``Q^H C``, ``C Q`` or ``C Q^H`` with the square Q that the reflectors stand for."""
     if other.size == 0:
         return other
@@ -185,7 +204,7 @@ def ormqr(
 
 
 @lowering("aten.linalg_matrix_exp.default")
-def matrix_exp(a: jax.Array) -> jax.Array:
+def matrix_exp(a: Inexact[Array, "*batch n n"]) -> Inexact[Array, "*batch n n"]:
     if a.size == 0:
         return a
     flat = cast(a, op_math(a.dtype)).reshape(-1, *a.shape[-2:])
@@ -193,11 +212,11 @@ def matrix_exp(a: jax.Array) -> jax.Array:
 
 
 @lowering("aten.linalg_cross.default")
-def cross(a: jax.Array, b: jax.Array, *, dim: int = -1) -> jax.Array:
+def cross(a: Array, b: Array, *, dim: int = -1) -> Array:
     a, b = jnp.broadcast_arrays(a, b)
     axis = dim % a.ndim
 
-    def turn(x: jax.Array, by: int) -> jax.Array:
+    def turn(x: Array, by: int) -> Array:
         """The elements ``(by, by + 1, by + 2)`` modulo 3."""
         head = lax.slice_in_dim(x, by, 3, axis=axis)
         return jnp.concatenate([head, lax.slice_in_dim(x, 0, by, axis=axis)], axis=axis)

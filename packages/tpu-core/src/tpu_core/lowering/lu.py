@@ -13,32 +13,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float, Inexact, Int32
 from tpu_core.lowering.registry import lowering
 
 
-def _transposed(a: jax.Array) -> jax.Array:
+def _transposed(a: Inexact[Array, "*batch rows columns"]) -> Inexact[Array, "*batch columns rows"]:
     return jnp.swapaxes(a, -1, -2)
 
 
-def _diagonal(a: jax.Array) -> jax.Array:
+def _diagonal(a: Inexact[Array, "*batch rows columns"]) -> Inexact[Array, "*batch k"]:
     return jnp.diagonal(a, axis1=-2, axis2=-1)
 
 
 def solve_triangular(
-    a: jax.Array,
-    b: jax.Array,
+    a: Inexact[Array, "*#batch n n"],
+    b: Inexact[Array, "*#batch rows columns"],
     *,
     lower: bool,
     left: bool = True,
     unit: bool = False,
     transpose: bool = False,
     adjoint: bool = False,
-) -> jax.Array:
+) -> Inexact[Array, "*batch rows columns"]:
     """``op(A) X = B`` or ``X op(A) = B``, batches broadcast."""
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a = jnp.broadcast_to(a, (*batch, *a.shape[-2:]))
@@ -51,7 +51,9 @@ def solve_triangular(
     )  # fmt: skip
 
 
-def factor(a: jax.Array, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
+def factor(
+    a: Inexact[Array, "*batch rows columns"], pivot: bool = True
+) -> tuple[Inexact[Array, "*batch rows columns"], Int32[Array, "*batch k"], Int32[Array, "*batch"]]:
     """Packed L and U, pivots from 1, and which diagonal element of U is the first to be 0."""
     m, n = a.shape[-2:]
     k = min(m, n)
@@ -67,19 +69,21 @@ def factor(a: jax.Array, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.
     return packed, pivots, first_zero(_diagonal(packed))
 
 
-def first_zero(diagonal: jax.Array) -> jax.Array:
+def first_zero(diagonal: Inexact[Array, "*batch k"]) -> Int32[Array, "*batch"]:
     """Position from 1 of the first 0 on a diagonal, 0 where there is none."""
     zero = diagonal == 0
     first = jnp.argmax(zero, axis=-1).astype(np.int32) + np.int32(1)
     return jnp.where(jnp.any(zero, axis=-1), first, np.int32(0))
 
 
-def _factor_without_pivots(a: jax.Array) -> jax.Array:
+def _factor_without_pivots(
+    a: Inexact[Array, "*batch rows columns"],
+) -> Inexact[Array, "*batch rows columns"]:
     """Gaussian elimination, a column a step."""
     m, n = a.shape[-2:]
     rows, columns = lax.iota(np.int32, m), lax.iota(np.int32, n)
 
-    def step(i: jax.Array, a: jax.Array) -> jax.Array:
+    def step(i: Array, a: Array) -> Array:
         pivot = lax.dynamic_slice_in_dim(a, i, 1, a.ndim - 2)
         head = lax.dynamic_slice_in_dim(pivot, i, 1, a.ndim - 1)
         column = lax.dynamic_slice_in_dim(a, i, 1, a.ndim - 1)
@@ -91,21 +95,25 @@ def _factor_without_pivots(a: jax.Array) -> jax.Array:
     return lax.fori_loop(np.int32(0), np.int32(min(m, n)), step, a)
 
 
-def permutation(pivots: jax.Array, size: int) -> jax.Array:
+def permutation(pivots: Int32[Array, "*batch k"], size: int) -> Int32[Array, "*batch {size}"]:
     """Row order that pivots (from 1) stand for: ``A[permutation] = L U``."""
     if pivots.size == 0:
         return jnp.broadcast_to(lax.iota(np.int32, size), (*pivots.shape[:-1], size))
     return lax.linalg.lu_pivots_to_permutation(pivots - np.int32(1), size)
 
 
-def _permutation_matrix(order: jax.Array, dtype: Any) -> jax.Array:
+def _permutation_matrix(
+    order: Int32[Array, "*batch n"], dtype: Any
+) -> Inexact[Array, "*batch n n"]:
     """P of ``A = P L U``."""
     size = order.shape[-1]
     rows = lax.broadcasted_iota(np.int32, (*order.shape, size), order.ndim - 1)
     return (order[..., None, :] == rows).astype(dtype)
 
 
-def _lower_upper(packed: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _lower_upper(
+    packed: Inexact[Array, "*batch rows columns"],
+) -> tuple[Inexact[Array, "*batch rows k"], Inexact[Array, "*batch k columns"]]:
     m, n = packed.shape[-2:]
     k = min(m, n)
     one = jnp.eye(m, k, dtype=packed.dtype)
@@ -113,8 +121,12 @@ def _lower_upper(packed: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def solve(
-    packed: jax.Array, pivots: jax.Array, b: jax.Array, left: bool = True, adjoint: bool = False
-) -> jax.Array:
+    packed: Inexact[Array, "*#batch n n"],
+    pivots: Int32[Array, "*#batch n"],
+    b: Inexact[Array, "*#batch rows columns"],
+    left: bool = True,
+    adjoint: bool = False,
+) -> Inexact[Array, "*batch rows columns"]:
     """``A X = B``, ``X A = B`` or the same of ``A``'s adjoint, from its factorization."""
     size = packed.shape[-1]
     batch = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
@@ -122,7 +134,7 @@ def solve(
     order = jnp.broadcast_to(permutation(pivots, size), (*batch, size))
     axis = b.ndim - 2 if left else b.ndim - 1
 
-    def take(x: jax.Array, order: jax.Array) -> jax.Array:
+    def take(x: Array, order: Array) -> Array:
         index = order[..., :, None] if left else order[..., None, :]
         return jnp.take_along_axis(x, index, axis=axis, mode="clip")
 
@@ -138,13 +150,17 @@ def solve(
 
 @lowering("aten.linalg_lu_factor_ex.default")
 def lu_factor_ex(
-    a: jax.Array, *, pivot: bool = True, check_errors: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    a: Inexact[Array, "*batch rows columns"], *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Inexact[Array, "*batch rows columns"], Int32[Array, "*batch k"], Int32[Array, "*batch"]]:
     return factor(a, pivot)
 
 
 @lowering("aten.linalg_lu.default")
-def lu(a: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
+def lu(
+    a: Inexact[Array, "*batch rows columns"], *, pivot: bool = True
+) -> tuple[
+    Inexact[Array, " ..."], Inexact[Array, "*batch rows k"], Inexact[Array, "*batch k columns"]
+]:
     """Without pivoting P is empty."""
     packed, pivots, _ = factor(a, pivot)
     lower, upper = _lower_upper(packed)
@@ -155,8 +171,11 @@ def lu(a: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.A
 
 @lowering("aten.lu_unpack.default")
 def lu_unpack(
-    packed: jax.Array, pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    packed: Inexact[Array, "*batch rows columns"],
+    pivots: Int32[Array, "*batch k"],
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
+) -> tuple[Inexact[Array, " ..."], Inexact[Array, " ..."], Inexact[Array, " ..."]]:
     """Factors of a packed LU; those not requested are empty."""
     empty = jnp.zeros((0,), packed.dtype)
     lower, upper = _lower_upper(packed) if unpack_data else (empty, empty)
@@ -168,20 +187,29 @@ def lu_unpack(
 
 @lowering("aten.linalg_lu_solve.default")
 def lu_solve(
-    packed: jax.Array,
-    pivots: jax.Array,
-    b: jax.Array,
+    packed: Inexact[Array, "*#batch n n"],
+    pivots: Int32[Array, "*#batch n"],
+    b: Inexact[Array, "*#batch rows columns"],
     *,
     left: bool = True,
     adjoint: bool = False,
-) -> jax.Array:
+) -> Inexact[Array, "*batch rows columns"]:
     return solve(packed, pivots, b, left, adjoint)
 
 
 @lowering("aten._linalg_solve_ex.default")
 def solve_ex(
-    a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    a: Inexact[Array, "*batch n n"],
+    b: Inexact[Array, " ..."],
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+) -> tuple[
+    Inexact[Array, " ..."],
+    Inexact[Array, "*batch n n"],
+    Int32[Array, "*batch n"],
+    Int32[Array, "*batch"],
+]:
     packed, pivots, info = factor(a)
     # A vector, or a batch of them, as ATen's linalg_solve_is_vector_rhs decides.
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
@@ -190,27 +218,29 @@ def solve_ex(
 
 
 @lowering("aten.linalg_inv_ex.default")
-def inv_ex(a: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
+def inv_ex(
+    a: Inexact[Array, "*batch n n"], *, check_errors: bool = False
+) -> tuple[Inexact[Array, "*batch n n"], Int32[Array, "*batch"]]:
     packed, pivots, info = factor(a)
     one = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
     return solve(packed, pivots, one), info
 
 
-def _parity(pivots: jax.Array, dtype: Any) -> jax.Array:
+def _parity(pivots: Int32[Array, "*batch k"], dtype: Any) -> Inexact[Array, "*batch"]:
     """Sign of the permutation: each pivot that is not its own row is one exchange."""
     own = lax.iota(np.int32, pivots.shape[-1]) + np.int32(1)
     exchanges = jnp.sum((pivots != own).astype(np.int32), axis=-1, dtype=np.int32)
     return (1 - 2 * (exchanges % 2)).astype(dtype)
 
 
-def _factors_transpose(a: jax.Array, contiguous: Sequence[bool]) -> bool:
+def _factors_transpose(a: Array, contiguous: Sequence[bool]) -> bool:
     return bool(contiguous[0]) and np.dtype(a.dtype).kind != "c"
 
 
 @lowering("aten._linalg_det.default")
 def det(
-    a: jax.Array, *, contiguous: Sequence[bool] = (True,)
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    a: Inexact[Array, "*batch n n"], *, contiguous: Sequence[bool] = (True,)
+) -> tuple[Inexact[Array, "*batch"], Inexact[Array, "*batch n n"], Int32[Array, "*batch n"]]:
     packed, pivots, _ = factor(_transposed(a) if _factors_transpose(a, contiguous) else a)
     value = jnp.prod(_diagonal(packed), axis=-1) * _parity(pivots, a.dtype)
     return value, packed, pivots
@@ -218,8 +248,13 @@ def det(
 
 @lowering("aten._linalg_slogdet.default")
 def slogdet(
-    a: jax.Array, *, contiguous: Sequence[bool] = (True,)
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    a: Inexact[Array, "*batch n n"], *, contiguous: Sequence[bool] = (True,)
+) -> tuple[
+    Inexact[Array, "*batch"],
+    Float[Array, "*batch"],
+    Inexact[Array, "*batch n n"],
+    Int32[Array, "*batch n"],
+]:
     packed, pivots, _ = factor(_transposed(a) if _factors_transpose(a, contiguous) else a)
     diagonal = _diagonal(packed)
     sign = jnp.prod(jnp.sign(diagonal), axis=-1) * _parity(pivots, a.dtype)
@@ -228,24 +263,24 @@ def slogdet(
 
 @lowering("aten.linalg_solve_triangular.default")
 def linalg_solve_triangular(
-    a: jax.Array,
-    b: jax.Array,
+    a: Inexact[Array, "*#batch n n"],
+    b: Inexact[Array, "*#batch rows columns"],
     *,
     upper: bool,
     left: bool = True,
     unitriangular: bool = False,
-) -> jax.Array:
+) -> Inexact[Array, "*batch rows columns"]:
     return solve_triangular(a, b, lower=not upper, left=left, unit=unitriangular)
 
 
 @lowering("aten.triangular_solve.default")
 def triangular_solve(
-    b: jax.Array,
-    a: jax.Array,
+    b: Array,
+    a: Array,
     upper: bool = True,
     transpose: bool = False,
     unitriangular: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a = jnp.broadcast_to(a, (*batch, *a.shape[-2:]))
     x = solve_triangular(a, b, lower=not upper, unit=unitriangular, transpose=transpose)

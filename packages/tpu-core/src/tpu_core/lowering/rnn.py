@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
@@ -24,23 +25,23 @@ def _wide(*operands: Any) -> list[Any]:
     return [None if x is None else cast(x, op_math(x.dtype)) for x in operands]
 
 
-def _split(gates: jax.Array, count: int) -> list[jax.Array]:
+def _split(gates: Array, count: int) -> list[Array]:
     size, last = gates.shape[-1] // count, gates.ndim - 1
     return [lax.slice_in_dim(gates, i * size, (i + 1) * size, axis=last) for i in range(count)]
 
 
-def _sigmoid_slope(y: jax.Array) -> jax.Array:
+def _sigmoid_slope(y: Array) -> Array:
     return y * (1 - y)
 
 
 @lowering("aten._thnn_fused_lstm_cell.default")
 def lstm_cell(
-    input_gates: jax.Array,
-    hidden_gates: jax.Array,
-    cx: jax.Array,
-    input_bias: jax.Array | None = None,
-    hidden_bias: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    input_gates: Float[Array, "batch gates"],
+    hidden_gates: Float[Array, "batch gates"],
+    cx: Float[Array, "batch hidden"],
+    input_bias: Float[Array, " gates"] | None = None,
+    hidden_bias: Float[Array, " gates"] | None = None,
+) -> tuple[Float[Array, "batch hidden"], Float[Array, "batch hidden"], Float[Array, "batch gates"]]:
     """Hidden state, cell state, and the activated gates (input, forget, cell, output)."""
     gates, hidden, cx, b1, b2 = _wide(input_gates, hidden_gates, cx, input_bias, hidden_bias)
     gates = gates + hidden
@@ -54,13 +55,17 @@ def lstm_cell(
 
 @lowering("aten._thnn_fused_lstm_cell_backward_impl.default")
 def lstm_cell_backward(
-    grad_hy: jax.Array | None,
-    grad_cy: jax.Array | None,
-    cx: jax.Array,
-    cy: jax.Array,
-    workspace: jax.Array,
+    grad_hy: Float[Array, "batch hidden"] | None,
+    grad_cy: Float[Array, "batch hidden"] | None,
+    cx: Float[Array, "batch hidden"],
+    cy: Float[Array, "batch hidden"],
+    workspace: Float[Array, "batch 4*hidden"],
     has_bias: bool,
-) -> tuple[Any, Any, Any]:
+) -> tuple[
+    Float[Array, "batch 4*hidden"] | None,
+    Float[Array, "batch hidden"] | None,
+    Float[Array, " 4*hidden"] | None,
+]:
     """Gradient of the summed gates (of either product), of ``cx`` and of either bias."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
@@ -85,12 +90,12 @@ def lstm_cell_backward(
 
 @lowering("aten._thnn_fused_gru_cell.default")
 def gru_cell(
-    input_gates: jax.Array,
-    hidden_gates: jax.Array,
-    hx: jax.Array,
-    input_bias: jax.Array | None = None,
-    hidden_bias: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    input_gates: Float[Array, "batch gates"],
+    hidden_gates: Float[Array, "batch gates"],
+    hx: Float[Array, "batch hidden"],
+    input_bias: Float[Array, " gates"] | None = None,
+    hidden_bias: Float[Array, " gates"] | None = None,
+) -> tuple[Float[Array, "batch hidden"], Float[Array, "batch 5*hidden"]]:
     """Hidden state, and ``[reset, update, new, hx, hidden part of new]`` for the gradient."""
     gates, hidden, hx, b1, b2 = _wide(input_gates, hidden_gates, hx, input_bias, hidden_bias)
     if b1 is not None:
@@ -103,8 +108,14 @@ def gru_cell(
 
 @lowering("aten._thnn_fused_gru_cell_backward.default")
 def gru_cell_backward(
-    grad_hy: jax.Array, workspace: jax.Array, has_bias: bool
-) -> tuple[Any, Any, Any, Any, Any]:
+    grad_hy: Float[Array, "batch hidden"], workspace: Float[Array, "batch 5*hidden"], has_bias: bool
+) -> tuple[
+    Float[Array, "batch 3*hidden"],
+    Float[Array, "batch 3*hidden"],
+    Float[Array, "batch hidden"],
+    Float[Array, " 3*hidden"] | None,
+    Float[Array, " 3*hidden"] | None,
+]:
     """Gradients of both products, of ``hx`` and of both biases."""
     grad, saved = _wide(grad_hy, workspace)
     r, z, n, hx, hn = _split(saved, 5)
@@ -121,17 +132,19 @@ def gru_cell_backward(
     return grad_input, grad_hidden, grad * z, *biases
 
 
-def _times(x: jax.Array, weight: jax.Array) -> jax.Array:
+def _times(
+    x: Float[Array, "batch hidden"], weight: Float[Array, "gates hidden"]
+) -> Float[Array, "batch gates"]:
     """``x @ weight.T``, in the accumulating dtype."""
     return contract(x, weight, (((1,), (1,)), ((), ())))
 
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
 }
 # Gradients of the operand, from those of the result and the result.
-_GRADIENTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+_GRADIENTS: dict[str, Callable[[Array, Array], Array]] = {
     "tanh": lambda grad, y: grad * (1 - y * y),
     "relu": lambda grad, y: jnp.where(y <= 0, jnp.zeros((), grad.dtype), grad),
 }
@@ -139,19 +152,19 @@ _GRADIENTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 @lowering("tpu.rnn_layer.default")
 def rnn_layer(
-    gates: jax.Array,
-    hx: jax.Array,
-    cx: jax.Array | None,
-    weight: jax.Array,
-    bias: jax.Array | None,
+    gates: Float[Array, "steps batch gates"],
+    hx: Float[Array, "batch hidden"],
+    cx: Float[Array, "batch hidden"] | None,
+    weight: Float[Array, "gates hidden"],
+    bias: Float[Array, " gates"] | None,
     kind: str,
     reverse: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, "steps batch hidden"], Float[Array, " ..."], Float[Array, " ..."]]:
     """One direction of a layer.
 
     Args:
-        gates: Addends of the gates at each time step, from the input, (T, N, gates).
-        hx, cx: Hidden state, and for ``kind="lstm"`` cell state, (N, H).
+        gates: Addends of the gates at each time step, from the input.
+        hx, cx: Hidden state, and for ``kind="lstm"`` cell state.
         weight, bias: Factor of the hidden state, and addend of the product.
         kind: ``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``.
         reverse: Go from the last time step to the first.
@@ -162,7 +175,7 @@ def rnn_layer(
     """
     none = jnp.zeros((0,), hx.dtype)
 
-    def cell(state: list[jax.Array], x: jax.Array) -> tuple[jax.Array, ...]:
+    def cell(state: list[Array], x: Array) -> tuple[Array, ...]:
         hidden = _times(state[0], weight)
         wide_x = cast(x, hidden.dtype)
         if kind == "gru":
@@ -174,7 +187,7 @@ def rnn_layer(
             return lstm_cell(wide_x, hidden, state[1])
         return (_ACTIVATIONS[kind](wide_x + hidden),)
 
-    def step(state: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+    def step(state: list[Array], x: Array) -> tuple[list[Array], list[Array]]:
         results = [cast(r, hx.dtype) for r in cell(state, x)]
         return results[: len(state)], results
 
@@ -186,24 +199,28 @@ def rnn_layer(
 
 @lowering("tpu.rnn_layer_backward.default")
 def rnn_layer_backward(
-    grad_ys: jax.Array | None,
-    grad_cells: jax.Array | None,
-    hx: jax.Array,
-    cx: jax.Array | None,
-    weight: jax.Array,
-    ys: jax.Array,
-    cells: jax.Array,
-    workspace: jax.Array,
+    grad_ys: Float[Array, "steps batch hidden"] | None,
+    grad_cells: Float[Array, "steps batch hidden"] | None,
+    hx: Float[Array, "batch hidden"],
+    cx: Float[Array, "batch hidden"] | None,
+    weight: Float[Array, "gates hidden"],
+    ys: Float[Array, "steps batch hidden"],
+    cells: Float[Array, " ..."],
+    workspace: Float[Array, " ..."],
     kind: str,
     reverse: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[
+    Float[Array, "steps batch gates"],
+    Float[Array, "batch hidden"],
+    Float[Array, " ..."],
+    Float[Array, "gates hidden"],
+    Float[Array, " gates"],
+]:
     """Gradients of ``gates``, ``hx``, ``cx`` (empty without one), ``weight`` and ``bias``."""
     grads = jnp.zeros_like(ys) if grad_ys is None else grad_ys
     wide = op_math(hx.dtype)
 
-    def step(
-        state: list[jax.Array], x: list[jax.Array | None]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
+    def step(state: list[Array], x: list[Array | None]) -> tuple[list[Array], list[Array]]:
         grad, grad_c, y, cy, before, saved = x
         grad = cast(grad, wide) + state[0]
         if kind == "lstm":
@@ -235,11 +252,15 @@ def rnn_layer_backward(
     return grad_gates, grad_hx, grad_cx[0] if grad_cx else none, grad_weight, grad_bias
 
 
-def _back(grad: jax.Array, weight: jax.Array) -> jax.Array:
+def _back(
+    grad: Float[Array, "batch gates"], weight: Float[Array, "gates hidden"]
+) -> Float[Array, "batch hidden"]:
     return contract(cast(grad, weight.dtype), weight, (((1,), (0,)), ((), ())))
 
 
-def _before(states: jax.Array, first: jax.Array, reverse: bool) -> jax.Array:
+def _before(
+    states: Float[Array, "steps batch hidden"], first: Float[Array, "batch hidden"], reverse: bool
+) -> Float[Array, "steps batch hidden"]:
     """The state that each time step began with."""
     parts = [states[1:], first[None]] if reverse else [first[None], states[:-1]]
     return jnp.concatenate(parts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+
+from tpu_core.array_types import Float32
 
 LANES = 128
 # Rows of a tile of bfloat16; float32 needs 8.
@@ -115,7 +116,9 @@ class BlockGrid:
         first = lax.div(j * self.block_columns, self.block_rows)
         return jnp.minimum(jnp.maximum(i, first), self.row_blocks - 1)
 
-    def masked(self, scores: jax.Array, i: Any, j: Any, *, row_axis: int = 0) -> jax.Array:
+    def masked(
+        self, scores: Float32[Array, "rows columns"], i: Any, j: Any, *, row_axis: int = 0
+    ) -> Float32[Array, "rows columns"]:
         """The scores of block ``(i, j)``, minus infinity where they do not count."""
         # Of no more queries than keys, those that are there meet no key that is not.
         covered = self.is_causal and self.rows <= self.columns

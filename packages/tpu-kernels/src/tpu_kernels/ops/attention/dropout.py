@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Bool, Float32, UInt32
 from tpu_kernels.ops.attention.blocks import BlockGrid
 
 # Of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", with 20 rounds.
@@ -44,7 +44,7 @@ class Dropout:
         i: Any,
         j: Any,
         row_axis: int = 0,
-    ) -> jax.Array:
+    ) -> Bool[Array, "_ _"]:
         """Mask of the probabilities of block ``(i, j)`` that are kept.
 
         Args:
@@ -70,13 +70,17 @@ class Dropout:
         threshold = np.uint32(min(int(self.rate * 2**32), 2**32 - 1))
         return _bits(key, high, low) >= threshold
 
-    def applied(self, x: jax.Array, kept: jax.Array) -> jax.Array:
+    def applied(
+        self, x: Float32[Array, "rows columns"], kept: Bool[Array, "rows columns"]
+    ) -> Float32[Array, "rows columns"]:
         """``x`` with what is dropped 0 and the rest larger in turn."""
         factor = 0.0 if self.rate >= 1 else 1.0 / (1.0 - self.rate)
         return jnp.where(kept, x * factor, 0.0)
 
 
-def _wide_product(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:
+def _wide_product(
+    a: UInt32[Array, "*shape"], b: int
+) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
     """High and low words of the product of unsigned numbers of 32 bits."""
     low_a, high_a = a & _LOW, a >> _HALF
     low_b, high_b = np.uint32(b & _LOW), np.uint32(b >> _HALF)
@@ -85,7 +89,11 @@ def _wide_product(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:
     return high_a * high_b + (middle >> _HALF) + (other >> _HALF), a * np.uint32(b)
 
 
-def _bits(key: tuple[Any, Any], high: jax.Array, low: jax.Array) -> jax.Array:
+def _bits(
+    key: tuple[UInt32[Array, ""], UInt32[Array, ""]],
+    high: UInt32[Array, "*shape"],
+    low: UInt32[Array, "*shape"],
+) -> UInt32[Array, "*shape"]:
     """32 random bits of a counter of 64."""
     keys = (*key, key[0] ^ key[1] ^ np.uint32(_PARITY))
     x, y = high + keys[0], low + keys[1]

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from tpu_core.array_types import Float, Float32, Shaped, UInt32
 from tpu_core.extend import Target, find_lowering, load_lowerings
 from tpu_kernels.ops.attention import lengths, sharded
 from tpu_kernels.ops.attention.arguments import AttentionArguments
@@ -36,13 +37,13 @@ _LARGEST_HEAD = 512
 _DROPOUT, _IS_CAUSAL, _SEED, _OFFSET = 4, 5, 6, 7
 
 
-def _dropout(rate: float, query: jax.Array) -> Dropout | None:
+def _dropout(rate: float, query: Float[Array, "batch heads queries head_size"]) -> Dropout | None:
     return Dropout(rate, query.shape[1]) if rate > 0 else None
 
 
 def _backward(
     *operands: Any,
-    seed: jax.Array | None,
+    seed: UInt32[Array, " 2"] | None,
     wanted: tuple[bool, bool, bool],
     **options: Any,
 ) -> list[Any]:
@@ -67,16 +68,16 @@ def _plain(op: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def forward(
-    query: jax.Array,
-    key_: jax.Array,
-    value: jax.Array,
-    attn_bias: jax.Array | None = None,
+    query: Float[Array, "batch heads queries head_size"],
+    key_: Float[Array, "batch key_heads keys head_size"],
+    value: Float[Array, "batch key_heads keys value_size"],
+    attn_bias: Shaped[Array, " ..."] | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-    key: jax.Array | None = None,
+    key: UInt32[Array, " 2"] | None = None,
 ) -> tuple[Any, ...]:
     """As the lowering of `FORWARD`, for what `FLASH` takes."""
     operands = (query, key_, value, attn_bias)
@@ -96,14 +97,14 @@ def forward(
 
 
 def backward(
-    grad_out: jax.Array,
-    query: jax.Array,
-    key_: jax.Array,
-    value: jax.Array,
-    attn_bias: jax.Array | None,
+    grad_out: Float[Array, "batch heads queries value_size"],
+    query: Float[Array, "batch heads queries head_size"],
+    key_: Float[Array, "batch key_heads keys head_size"],
+    value: Float[Array, "batch key_heads keys value_size"],
+    attn_bias: Shaped[Array, " ..."] | None,
     grad_input_mask: list[bool],
-    output: jax.Array,
-    logsumexp: jax.Array,
+    output: Float[Array, "batch heads queries value_size"],
+    logsumexp: Float32[Array, "batch heads queries"],
     *rest: Any,
     scale: float | None = None,
 ) -> tuple[Any, ...]:

@@ -15,21 +15,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from tpu_core.array_types import Float, Float32, Num
 from tpu_kernels.ops.attention import masks
 from tpu_kernels.ops.attention.blocks import BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout
-from tpu_kernels.ops.attention.flash_forward import FLOAT32, QUERY_KEY, Index, by_rows, seed_spec
+from tpu_kernels.ops.attention.flash_forward import (
+    FLOAT32,
+    QUERY_KEY,
+    Index,
+    PreparedBias,
+    Seed,
+    by_rows,
+    seed_spec,
+)
 from tpu_kernels.ops.attention.overloads import KERNEL_OF_BIAS, KERNEL_OF_KEYS, KERNEL_OF_QUERY
 
-Operands = tuple[jax.Array, ...]
+Operands = tuple[
+    Float[Array, "batch heads rows head_size"],
+    Float[Array, "batch key_heads columns head_size"],
+    Float[Array, "batch key_heads columns value_size"],
+    Float[Array, "batch heads rows value_size"],
+    Float32[Array, "batch heads 1 rows"],
+    Float32[Array, "batch heads 1 rows"],
+]
 """Query, key, value, the result's gradient, logarithms of sums, and dots of result and gradient.
 
-The first four as of `flash_forward.forward`, the others as the logarithms that it returns; where a
-row has no score that counts, the logarithm is 0.
+Rows and columns are filled up to blocks, as of `flash_forward.forward`; where a row has no score
+that counts, the logarithm is 0.
 """
 
 
@@ -48,17 +64,19 @@ class Scores:
     dropout: Dropout | None
 
 
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+def _product(
+    a: Float[Array, "rows k"], b: Float[Array, "k columns"]
+) -> Float32[Array, "rows columns"]:
     return lax.dot(a.astype(b.dtype), b, preferred_element_type=np.float32)
 
 
-def _scores(a: Any, b: Any) -> jax.Array:
+def _scores(a: Any, b: Any) -> Float32[Array, "rows columns"]:
     return lax.dot_general(a[...], b[...], QUERY_KEY, preferred_element_type=np.float32)
 
 
 def _slopes(
     refs: tuple[Any, ...], head: tuple[Any, Any], i: Any, j: Any, of: Scores, row_axis: int = 0
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float32[Array, "rows columns"], Float32[Array, "rows columns"]]:
     """A block of the probabilities that meet the values, and the gradients of its scores.
 
     Args:
@@ -106,8 +124,8 @@ def _query_kernel(*refs: Any, of: Scores) -> None:
 
 def _specs(
     operands: Operands,
-    bias: jax.Array | None,
-    seed: jax.Array | None,
+    bias: PreparedBias,
+    seed: Seed,
     blocks: BlockGrid,
     indices: tuple[Index, ...],
 ) -> list[Any]:
@@ -128,14 +146,14 @@ def _specs(
 
 
 def of_query(
-    operands: Operands, bias: jax.Array | None, seed: jax.Array | None, of: Scores
-) -> jax.Array:
+    operands: Operands, bias: PreparedBias, seed: Seed, of: Scores
+) -> Float[Array, "batch heads rows head_size"]:
     """The gradient of the query.
 
     Args:
         operands: See `Operands`.
         bias: See `tpu_kernels.ops.attention.masks.prepared`.
-        seed: Key of the dropout, two numbers of 32 bits; None without one.
+        seed: Key of the dropout; None without one.
         of: The scores.
     """
     query, key = operands[:2]
@@ -147,7 +165,7 @@ def of_query(
     def of_sums(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
         return b, h, 0, i
 
-    made: jax.Array = pl.pallas_call(
+    made: Array = pl.pallas_call(
         functools.partial(_query_kernel, of=of),
         grid=(batch, heads, blocks.row_blocks, blocks.seen_column_blocks),
         in_specs=_specs(operands, bias, seed, blocks, (of_rows, of_keys, of_bias, of_sums)),
@@ -185,8 +203,11 @@ def _key_kernel(*refs: Any, of: Scores, group: int) -> None:
 
 
 def of_key_and_value(
-    operands: Operands, bias: jax.Array | None, seed: jax.Array | None, of: Scores
-) -> tuple[jax.Array, jax.Array]:
+    operands: Operands, bias: PreparedBias, seed: Seed, of: Scores
+) -> tuple[
+    Float[Array, "batch key_heads columns head_size"],
+    Float[Array, "batch key_heads columns value_size"],
+]:
     """The gradients of key and value, summed over the queries' heads that share them.
 
     Args:
@@ -209,7 +230,7 @@ def of_key_and_value(
     def of_sums(b: Any, h: Any, j: Any, g: Any, i: Any) -> tuple[Any, ...]:
         return b, h * group + g, 0, blocks.row_block(i, j)
 
-    made: tuple[jax.Array, jax.Array] = pl.pallas_call(
+    made: tuple[Array, Array] = pl.pallas_call(
         functools.partial(_key_kernel, of=of, group=group),
         grid=(batch, key_heads, blocks.column_blocks, group, blocks.row_blocks),
         in_specs=_specs(operands, bias, seed, blocks, (of_rows, of_keys, of_bias, of_sums)),
@@ -252,13 +273,17 @@ def _bias_kernel(*refs: Any, of: Scores, shared: tuple[int, int]) -> None:
 
 
 def of_bias(
-    operands: Operands, bias: jax.Array, seed: jax.Array | None, of: Scores, dtype: Any
-) -> jax.Array:
+    operands: Operands,
+    bias: Num[Array, "bias_batch bias_heads #rows columns"],
+    seed: Seed,
+    of: Scores,
+    dtype: Any,
+) -> Float[Array, "bias_batch bias_heads rows columns"]:
     """The gradient of a bias that has a row for each query, summed over what shares it.
 
     Args:
         operands, bias, seed, of: As of `of_query`.
-        dtype: Of the result: ``bias``'s batches and heads, filled up rows and columns.
+        dtype: Of the result.
     """
     query, key = operands[:2]
     group = query.shape[1] // key.shape[1]
@@ -279,7 +304,7 @@ def of_bias(
     indices = tuple(map(place, (of_rows, of_keys, of_mask, of_sums)))
     block = blocks.block_rows, blocks.block_columns
     shape = (*bias.shape[:2], blocks.padded_rows, blocks.padded_columns)
-    made: jax.Array = pl.pallas_call(
+    made: Array = pl.pallas_call(
         functools.partial(_bias_kernel, of=of, shared=shared),
         grid=(*bias.shape[:2], blocks.row_blocks, blocks.column_blocks, *shared),
         in_specs=_specs(operands, bias, seed, blocks, indices),

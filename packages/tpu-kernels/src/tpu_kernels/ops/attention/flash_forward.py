@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from tpu_core.array_types import Float, Float32, Num, UInt32
 from tpu_kernels.ops.attention import masks
 from tpu_kernels.ops.attention.blocks import LANES, BlockGrid
 from tpu_kernels.ops.attention.dropout import Dropout
@@ -26,8 +27,13 @@ from tpu_kernels.ops.attention.overloads import KERNEL_FORWARD
 FLOAT32 = np.dtype(np.float32)
 QUERY_KEY = (((1,), (1,)), ((), ()))  # [L, E] x [S, E] -> [L, S]
 
+PreparedBias = Num[Array, "#batch #heads #rows columns"] | None
+"""See `tpu_kernels.ops.attention.masks.prepared`."""
+Seed = UInt32[Array, " 2"] | None
+"""Key of the dropout; None without one."""
 
-def lanes(x: jax.Array, count: int) -> jax.Array:
+
+def lanes(x: Float32[Array, "rows lanes"], count: int) -> Float32[Array, "rows {count}"]:
     """``count`` lanes of a value that is the same in all of its `LANES`."""
     return jnp.tile(x, (1, -(-count // LANES)))[:, :count]
 
@@ -88,7 +94,7 @@ def _kernel(
         logsumexp_ref[...] = logsumexp.T[:1, :]
 
 
-def seed_spec(seed: jax.Array | None) -> pl.BlockSpec | None:
+def seed_spec(seed: Seed) -> pl.BlockSpec | None:
     """BlockSpec of the dropout's key."""
     return None if seed is None else pl.BlockSpec(memory_space=pltpu.SMEM)
 
@@ -117,31 +123,33 @@ def by_rows(blocks: BlockGrid, group: int) -> tuple[Index, Index, Index]:
 
 
 def forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    seed: jax.Array | None,
+    query: Float[Array, "batch heads rows head_size"],
+    key: Float[Array, "batch key_heads columns head_size"],
+    value: Float[Array, "batch key_heads columns value_size"],
+    bias: PreparedBias,
+    seed: Seed,
     blocks: BlockGrid,
     scale: float,
     dropout: Dropout | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[
+    Float[Array, "batch heads rows value_size"],
+    Float32[Array, "batch heads 1 rows"],
+]:
     """Attention of arrays that are filled up to blocks.
 
     Args:
-        query: ``(batch, heads, blocks.padded_rows, head size)``.
-        key: ``(batch, key heads, blocks.padded_columns, head size)``, with as many queries' heads a
-            head of the keys.
-        value: As ``key``, of any head size.
+        query: ``blocks.padded_rows`` rows.
+        key: ``blocks.padded_columns`` columns. As many heads of the query, in order, share a head
+            of the keys.
+        value: As many as keys.
         bias: See `tpu_kernels.ops.attention.masks.prepared`.
-        seed: Key of the dropout, two numbers of 32 bits; None without one.
+        seed: Key of the dropout; None without one.
         blocks: Of the scores.
         scale: Of the scores.
         dropout: Dropout of the probabilities.
 
     Returns:
-        The result, and the logarithms of the rows' sums of exponentials, ``(batch, heads, 1,
-        blocks.padded_rows)`` in float32.
+        The result, and the logarithms of the rows' sums of exponentials.
     """
     batch, heads, _, size = query.shape
     group, value_size = heads // key.shape[1], value.shape[3]
@@ -149,7 +157,7 @@ def forward(
 
     of_rows, of_keys, of_bias = by_rows(blocks, group)
 
-    made: tuple[jax.Array, jax.Array] = pl.pallas_call(
+    made: tuple[Array, Array] = pl.pallas_call(
         functools.partial(_kernel, blocks=blocks, scale=scale, dropout=dropout),
         grid=(batch, heads, blocks.row_blocks, blocks.seen_column_blocks),
         in_specs=[

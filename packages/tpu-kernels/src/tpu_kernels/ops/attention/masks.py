@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental import pallas as pl
 
+from tpu_core.array_types import Float32, Num, Shaped
 from tpu_kernels.ops.attention.blocks import BlockGrid
 
 
-def prepared(bias: jax.Array | None, blocks: BlockGrid) -> jax.Array | None:
-    """A mask or bias as ``(batch or 1, heads or 1, queries or 1, keys)``, filled up to blocks.
+def prepared(
+    bias: Shaped[Array, " ..."] | None, blocks: BlockGrid
+) -> Num[Array, "batch heads rows columns"] | None:
+    """A mask or bias of four dimensions, filled up to blocks; all but the last may be 1.
 
     Args:
         bias: Booleans, False where a score does not count, or numbers to add. Two to four
@@ -40,7 +43,9 @@ def prepared(bias: jax.Array | None, blocks: BlockGrid) -> jax.Array | None:
 
 
 def spec(
-    bias: jax.Array | None, blocks: BlockGrid, index: Callable[..., tuple[Any, Any, Any, Any]]
+    bias: Num[Array, "batch heads rows columns"] | None,
+    blocks: BlockGrid,
+    index: Callable[..., tuple[Any, Any, Any, Any]],
 ) -> pl.BlockSpec | None:
     """The block of a prepared bias that goes with a block of scores.
 
@@ -61,7 +66,9 @@ def spec(
     return pl.BlockSpec((None, None, block_rows, blocks.block_columns), place)
 
 
-def applied(scores: jax.Array, bias: jax.Array, *, row_axis: int = 0) -> jax.Array:
+def applied(
+    scores: Float32[Array, "rows columns"], bias: Num[Array, "_ _"], *, row_axis: int = 0
+) -> Float32[Array, "rows columns"]:
     """Scores with a block of a prepared bias; `row_axis` 1 where each query has a column."""
     if bias.dtype == np.int8:
         bias = bias.astype(np.int32)

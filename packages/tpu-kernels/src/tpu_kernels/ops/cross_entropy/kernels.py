@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from tpu_core.array_types import Float, Float32, Int32
 from tpu_kernels.ops.attention.blocks import LANES
 from tpu_kernels.ops.attention.flash_forward import FLOAT32, QUERY_KEY, lanes
 from tpu_kernels.ops.cross_entropy.loops import capped, sloped
@@ -63,7 +64,7 @@ def _forward_kernel(
         if sum_ref is not None:
             sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    def add(weight: jax.Array, count: int) -> None:
+    def add(weight: Float[Array, "columns features"], count: int) -> None:
         logits = lax.dot_general(
             hidden_ref[...], weight, QUERY_KEY, preferred_element_type=np.float32
         )
@@ -107,26 +108,33 @@ def _forward_kernel(
 
 
 def forward(
-    hidden: jax.Array, weight: jax.Array, softcap: float, blocks: TileSizes, means: bool
-) -> list[jax.Array]:
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    softcap: float,
+    blocks: TileSizes,
+    means: bool,
+) -> (
+    tuple[Float32[Array, "1 tokens"], Float[Array, "tokens features"]]
+    | tuple[Float32[Array, "1 tokens"]]
+):
     """The logarithms of the sums of exponentials, and the expected weights.
 
     Args:
-        hidden: ``(tokens, features)``, whole blocks of tokens.
-        weight: ``(vocabulary, features)``.
+        hidden: Hidden states, whole blocks of tokens.
+        weight: Of the layer that gives the logits.
         softcap: Of the logits, 0 for none.
         blocks: Of tokens, and of columns.
         means: Whether the expected weights are wanted.
 
     Returns:
-        ``(1, tokens)`` in float32; like ``hidden`` the weights, times the slopes of the cap, that
-        the shares of a row's softmax give.
+        The logarithms in float32; in the dtype of ``hidden`` the weights, times the slopes of the
+        cap, that the shares of a row's softmax give.
     """
     tokens, features = hidden.shape
     columns = weight.shape[0]
     rows = pl.BlockSpec((blocks.kept, features), lambda i, j: (i, 0))
     sums = [pltpu.VMEM((blocks.kept, features), FLOAT32)] if means else []
-    made: list[jax.Array] = pl.pallas_call(
+    made: Any = pl.pallas_call(
         functools.partial(_forward_kernel, columns=columns, softcap=softcap),
         grid=(tokens // blocks.kept, _blocks_of(columns, blocks.passing)),
         in_specs=[rows, pl.BlockSpec((blocks.passing, features), lambda i, j: (j, 0))],
@@ -183,22 +191,22 @@ def _backward_kernel(
 
 
 def backward(
-    hidden: jax.Array,
-    weight: jax.Array,
-    logsumexp: jax.Array,
-    target: jax.Array,
-    grad: jax.Array,
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    logsumexp: Float32[Array, "1 tokens"],
+    target: Int32[Array, "1 tokens"],
+    grad: Float32[Array, "1 tokens"],
     softcap: float,
     blocks: TileSizes,
-) -> jax.Array:
+) -> Float[Array, "vocabulary features"]:
     """The gradient of the weights.
 
     Args:
-        hidden: ``(tokens, features)``, whole blocks of tokens.
-        weight: ``(vocabulary, features)``.
-        logsumexp: ``(1, tokens)``, as `forward` gives it.
-        target: ``(1, tokens)``, int32.
-        grad: Of the losses, ``(1, tokens)`` in float32.
+        hidden: Hidden states, whole blocks of tokens.
+        weight: Of the layer that gives the logits.
+        logsumexp: As `forward` gives it.
+        target: Labels.
+        grad: Of the losses.
         softcap: Of the logits, 0 for none.
         blocks: Of columns, and of tokens.
     """
@@ -206,7 +214,7 @@ def backward(
     columns = weight.shape[0]
     of_columns = pl.BlockSpec((blocks.kept, features), lambda j, i: (j, 0))
     of_token = pl.BlockSpec((1, blocks.passing), lambda j, i: (0, i))
-    made: jax.Array = pl.pallas_call(
+    made: Array = pl.pallas_call(
         functools.partial(_backward_kernel, softcap=softcap),
         grid=(_blocks_of(columns, blocks.kept), tokens // blocks.passing),
         in_specs=[

@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+
+from tpu_core.array_types import Float, Int
 
 # Columns at a time. Each round reads and writes the sums of all tokens: fewer rounds move less.
 _CHUNK = 4096
@@ -16,12 +17,14 @@ _ROWS_BY_ROWS = (((1,), (1,)), ((), ()))  # [T, F] x [V, F] -> [T, V]
 _COLUMNS_BY_ROWS = (((0,), (0,)), ((), ()))  # [T, V] x [T, F] -> [V, F]
 
 
-def wide(x: jax.Array) -> Any:
+def wide(x: Array) -> Any:
     """The dtype of sums: float32, or float64."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def capped(logits: jax.Array, softcap: float) -> tuple[jax.Array, jax.Array | None]:
+def capped(
+    logits: Float[Array, "*shape"], softcap: float
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"] | None]:
     """Logits with the cap, and its slope, None without a cap."""
     if not softcap:
         return logits, None
@@ -29,24 +32,40 @@ def capped(logits: jax.Array, softcap: float) -> tuple[jax.Array, jax.Array | No
     return softcap * bounded, 1 - bounded * bounded
 
 
-def sloped(x: jax.Array, slope: jax.Array | None) -> jax.Array:
+def sloped(
+    x: Float[Array, "*shape"], slope: Float[Array, "*shape"] | None
+) -> Float[Array, "*shape"]:
     """``x`` times the slope of the cap."""
     return x if slope is None else x * slope
 
 
-def of_target(picked: jax.Array, weight: jax.Array, target: jax.Array, softcap: float) -> jax.Array:
+def of_target(
+    picked: Float[Array, " tokens"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
+    softcap: float,
+) -> Float[Array, "tokens features"]:
     """Gradient of the targets' logits, of which ``picked`` are the values, by the hidden states."""
     rows = weight[target].astype(picked.dtype)
     return rows * (1 - (picked / softcap) ** 2)[:, None] if softcap else rows
 
 
-def _logits(hidden: jax.Array, weight: jax.Array, bias: Any, softcap: float) -> tuple[Any, Any]:
+def _logits(
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "columns features"],
+    bias: Float[Array, " columns"] | None,
+    softcap: float,
+) -> tuple[Float[Array, "tokens columns"], Float[Array, "tokens columns"] | None]:
     logits = lax.dot_general(hidden, weight, _ROWS_BY_ROWS, preferred_element_type=wide(hidden))
     return capped(logits if bias is None else logits + bias.astype(logits.dtype), softcap)
 
 
 def _over_chunks(
-    step: Callable[..., Any], start: Any, weight: jax.Array, bias: Any, chunk: int
+    step: Callable[..., Any],
+    start: Any,
+    weight: Float[Array, "vocabulary features"],
+    bias: Float[Array, " vocabulary"] | None,
+    chunk: int,
 ) -> Any:
     """Fold ``step(carry, place, new, weights, biases)`` over the chunks of a vocabulary.
 
@@ -67,30 +86,30 @@ def _over_chunks(
 
 
 def forward(
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
+    bias: Float[Array, " vocabulary"] | None,
     smoothing: float,
     softcap: float,
     chunk: int,
     slopes: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, " tokens"], Float[Array, " tokens"], Float[Array, "_ features"]]:
     """Losses, logarithms of the sums of exponentials, and gradients by the hidden states.
 
     Args:
-        hidden: ``(tokens, features)``.
-        weight: ``(vocabulary, features)``.
-        target: ``(tokens,)``, below the vocabulary.
-        bias: ``(vocabulary,)`` or None.
+        hidden: Hidden states.
+        weight: Of the layer that gives the logits.
+        target: Labels, below the vocabulary.
+        bias: Of the layer.
         smoothing: Of the labels.
         softcap: Of the logits, 0 for none.
         chunk: Columns at a time, 0 for what is thought best.
         slopes: Whether the gradients are wanted.
 
     Returns:
-        Losses and logarithms, ``(tokens,)`` in float32 or float64; of each token's loss the
-        gradient by its row of ``hidden``, of the dtype of that, without rows if not wanted.
+        Losses and logarithms in float32 or float64; of each token's loss the gradient by its row of
+        ``hidden``, of the dtype of that, without rows if not wanted.
     """
     size, tokens = weight.shape[0], hidden.shape[0]
     chunk = min(chunk or _CHUNK, size)
@@ -129,25 +148,25 @@ def forward(
 
 
 def backward(
-    grad: jax.Array,
-    logsumexp: jax.Array,
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
+    grad: Float[Array, " tokens"],
+    logsumexp: Float[Array, " tokens"],
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
+    bias: Float[Array, " vocabulary"] | None,
     smoothing: float,
     softcap: float,
     chunk: int,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, "vocabulary features"], Float[Array, " _"]]:
     """The gradients of weight and bias.
 
     Args:
-        grad: Of the losses, ``(tokens,)``.
+        grad: Of the losses.
         logsumexp: As `forward` gives it.
         hidden, weight, target, bias, smoothing, softcap, chunk: As of `forward`.
 
     Returns:
-        Like ``weight``, and ``(vocabulary,)``, without elements if there is no bias.
+        Of the dtypes of weight and bias; the second without elements if there is no bias.
     """
     size = weight.shape[0]
     chunk = min(chunk or _CHUNK, size)
@@ -172,7 +191,7 @@ def backward(
         return of_weight, of_bias
 
     none = jnp.zeros(0, weight.dtype) if bias is None else jnp.zeros_like(bias)
-    made: tuple[jax.Array, jax.Array] = _over_chunks(
+    made: tuple[Array, Array] = _over_chunks(
         step, (jnp.zeros_like(weight), none), weight, bias, chunk
     )
     return made

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from types import MappingProxyType
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from tpu_core.array_types import Float, Int, Shaped
 from tpu_core.extend import Target
 from tpu_kernels.ops.cross_entropy import kernels, sharded
 from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD, LossArguments
@@ -56,7 +57,7 @@ def blocks(features: int, size: int, kind: str | None) -> TileSizes | None:
     return TileSizes(*found, int(0.95 * vmem)) if found else None
 
 
-def _blocks(hidden: jax.Array) -> TileSizes:
+def _blocks(hidden: Float[Array, "tokens features"]) -> TileSizes:
     where = Target.current()
     kind = where.kind if where.platform == "tpu" else _INTERPRETED
     found = blocks(hidden.shape[1], hidden.dtype.itemsize, kind)
@@ -64,22 +65,22 @@ def _blocks(hidden: jax.Array) -> TileSizes:
     return found
 
 
-def _filled(x: jax.Array, blocks: TileSizes) -> jax.Array:
+def _filled(x: Shaped[Array, " tokens *rest"], blocks: TileSizes) -> Shaped[Array, " _ *rest"]:
     """Tokens, the first dimension, up to whole blocks."""
     missing = -x.shape[0] % blocks.kept
     return jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1)))
 
 
 def forward(
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
     bias: None,
     smoothing: float,
     softcap: float,
     chunk: int,
     slopes: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, " tokens"], Float[Array, " tokens"], Float[Array, "_ features"]]:
     """As `tpu_kernels.ops.cross_entropy.loops.forward`, for what `PALLAS` takes."""
     sides, tokens = _blocks(hidden), hidden.shape[0]
     filled = _filled(hidden, sides)
@@ -97,16 +98,16 @@ def forward(
 
 
 def backward(
-    grad: jax.Array,
-    logsumexp: jax.Array,
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
+    grad: Float[Array, " tokens"],
+    logsumexp: Float[Array, " tokens"],
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
     bias: None,
     smoothing: float,
     softcap: float,
     chunk: int,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, "vocabulary features"], Float[Array, " _"]]:
     """As `tpu_kernels.ops.cross_entropy.loops.backward`, for what `PALLAS` takes."""
     sides = _blocks(hidden)
     filled = _filled(hidden, sides)

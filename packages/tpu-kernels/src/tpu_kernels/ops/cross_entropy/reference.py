@@ -4,39 +4,40 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import jax
+from jax import Array
 
+from tpu_core.array_types import Float, Int
 from tpu_kernels.ops.cross_entropy import loops
 from tpu_kernels.ops.cross_entropy.arguments import BACKWARD, FORWARD
 from tpu_kernels.ops.registry import Implementation
 
 
 def forward(
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
+    bias: Float[Array, " vocabulary"] | None,
     smoothing: float,
     softcap: float,
     chunk: int,
     slopes: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Float[Array, " tokens"], Float[Array, " tokens"], Float[Array, "_ features"]]:
     """As `tpu_kernels.ops.cross_entropy.loops.forward`, all columns at once."""
     options = (smoothing, softcap, weight.shape[0], slopes)
     return loops.forward(hidden, weight, target, bias, *options)
 
 
 def backward(
-    grad: jax.Array,
-    logsumexp: jax.Array,
-    hidden: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    bias: jax.Array | None,
+    grad: Float[Array, " tokens"],
+    logsumexp: Float[Array, " tokens"],
+    hidden: Float[Array, "tokens features"],
+    weight: Float[Array, "vocabulary features"],
+    target: Int[Array, " tokens"],
+    bias: Float[Array, " vocabulary"] | None,
     smoothing: float,
     softcap: float,
     chunk: int,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, "vocabulary features"], Float[Array, " _"]]:
     """As `tpu_kernels.ops.cross_entropy.loops.backward`, all columns at once."""
     options = (smoothing, softcap, weight.shape[0])
     return loops.backward(grad, logsumexp, hidden, weight, target, bias, *options)

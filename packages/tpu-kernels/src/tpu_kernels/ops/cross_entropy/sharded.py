@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from tpu_core.array_types import Float
 from tpu_core.extend import OperandSharding, Target
 from tpu_kernels.ops.cross_entropy import reference
 from tpu_kernels.ops.registry import Rule
@@ -21,12 +22,14 @@ HAS_TOKENS_DIVIDED = Rule(
 )
 
 
-def forward(function: Callable[..., Any], hidden: jax.Array, *rest: Any) -> Any:
+def forward(
+    function: Callable[..., Any], hidden: Float[Array, "tokens features"], *rest: Any
+) -> Any:
     """``function(hidden, *rest)``, called on each device's tokens where there are several.
 
     Args:
         function: As `tpu_kernels.ops.cross_entropy.loops.forward`.
-        hidden: ``(tokens, features)``.
+        hidden: Hidden states.
         rest: The remaining arguments.
     """
     division = Target.current().division
@@ -49,7 +52,12 @@ def forward(function: Callable[..., Any], hidden: jax.Array, *rest: Any) -> Any:
     return _mapped(division, part, specs, (rows, rows, slopes))(*operands)
 
 
-def backward(function: Callable[..., Any], grad: Any, logsumexp: Any, *rest: Any) -> Any:
+def backward(
+    function: Callable[..., Any],
+    grad: Float[Array, " tokens"],
+    logsumexp: Float[Array, " tokens"],
+    *rest: Any,
+) -> Any:
     """``function(grad, logsumexp, *rest)``, likewise; the gradients are summed over devices.
 
     Args:
@@ -101,7 +109,7 @@ def _mapped(
     return mapped
 
 
-def _axes(division: OperandSharding, key: Any, hidden: jax.Array) -> Axes:
+def _axes(division: OperandSharding, key: Any, hidden: Float[Array, "tokens features"]) -> Axes:
     """The first of the axes that divide tokens, as many as divide them evenly."""
     found = division.axes(key)
     return dividing(found[0][0] if found else (), hidden.shape[0], division.mesh.shape)

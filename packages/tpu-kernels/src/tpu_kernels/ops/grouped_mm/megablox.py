@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import Array
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
+from tpu_core.array_types import Float, Int
 from tpu_kernels.ops.grouped_mm.arguments import GROUPED_MM
 from tpu_kernels.ops.grouped_mm.tiles import tiles
 from tpu_kernels.ops.mosaic import calling
@@ -27,21 +28,21 @@ _kernel: Any = vars(tgmm)["__wrapped__"]
 
 
 def grouped_mm(
-    a: jax.Array,
-    b: jax.Array,
-    offs: jax.Array,
+    a: Float[Array, "k left"],
+    b: Float[Array, "right n"],
+    offs: Int[Array, " groups"],
     bias: None = None,
     out_dtype: torch.dtype | None = None,
     *,
     contiguous: Sequence[bool] = (True, True),
-) -> jax.Array:
+) -> Float[Array, "groups k n"]:
     """As the lowering of ``aten._grouped_mm``, for what `MEGABLOX` takes."""
     (k, left), (right, n) = a.shape, b.shape
     rows = min(left, right)  # those past the last offset may be more on one side
     tiling = tiles(rows, k, n, offs.shape[0], np.dtype(a.dtype).itemsize)
     missing = -rows % tiling[0]
     with calling(a.dtype, 2 * rows * k * n):
-        result: jax.Array = _kernel(
+        result: Array = _kernel(
             jnp.pad(a[:, :rows], ((0, 0), (0, missing))),
             jnp.pad(b[:rows], ((0, missing), (0, 0))),
             jnp.diff(offs, prepend=jnp.zeros((1,), offs.dtype)).astype(np.int32),

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from tpu_core.array_types import BFloat16, Float32, Int32
 from tpu_kernels.ops.int4_mm.layout import BIAS, CHUNK, EXPONENTS, MASK, MIDDLE, PLACES, WORDS
 
 KERNEL = "int4_mm"
@@ -25,17 +26,19 @@ _ROWS, _COLUMNS = 512, (512, 1024)
 _OFFSET = BIAS + MIDDLE
 
 
-def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.Array) -> jax.Array:
+def int4_mm(
+    x: BFloat16[Array, "rows columns"],
+    packed: Int32[Array, "columns//8 n"],
+    group: int,
+    scales_and_zeros: BFloat16[Array, "columns//{group} n 2"],
+) -> BFloat16[Array, "rows n"]:
     """The product of rows with a packed weight.
 
     Args:
-        x: ``bfloat16[rows, columns]``.
+        x: The rows.
         packed: See `tpu_kernels.ops.int4_mm.layout`.
         group: Columns of a scale: 32, 64 or 128.
-        scales_and_zeros: ``bfloat16[columns / group, n, 2]``.
-
-    Returns:
-        ``bfloat16[rows, n]``.
+        scales_and_zeros: Of the weight's groups.
     """
     rows, columns = x.shape
     n = packed.shape[1]
@@ -55,7 +58,7 @@ def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.A
 
     sums = _sums(x, group) if few else None
     sums_spec = None if sums is None else pl.BlockSpec((block_rows, sums.shape[1]), of_rows)
-    made: jax.Array = pl.pallas_call(
+    made: Array = pl.pallas_call(
         functools.partial(_few if few else _many, group=group),
         grid=(pl.cdiv(rows, block_rows), pl.cdiv(n, block_n), steps),
         in_specs=[
@@ -79,7 +82,9 @@ def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.A
     return made
 
 
-def _sums(x: jax.Array, group: int) -> jax.Array:
+def _sums(
+    x: BFloat16[Array, "rows columns"], group: int
+) -> BFloat16[Array, "rows 6*columns//{group}"]:
     """Factors of scales, then zeros, beside the numbers: sums of groups, as exact as float32.
 
     ``x @ ((128 + number) - 136) * scale + zero`` is the product of the first part, which is the
@@ -89,7 +94,7 @@ def _sums(x: jax.Array, group: int) -> jax.Array:
     return jnp.concatenate([part for s in (-_OFFSET * sums, sums) for part in _parts(s)], 1)
 
 
-def _parts(x: jax.Array) -> list[jax.Array]:
+def _parts(x: Float32[Array, "rows groups"]) -> list[BFloat16[Array, "rows groups"]]:
     parts = []
     for _ in range(3):
         parts.append(x.astype(_HALF))
@@ -97,7 +102,7 @@ def _parts(x: jax.Array) -> list[jax.Array]:
     return parts
 
 
-def _numbers(words: jax.Array) -> jax.Array:
+def _numbers(words: Int32[Array, "words n"]) -> BFloat16[Array, "8*words n"]:
     """``128 + number`` in bfloat16, of the words of a chunk."""
     places = []
     for i in range(PLACES):
@@ -107,7 +112,9 @@ def _numbers(words: jax.Array) -> jax.Array:
     return jnp.concatenate(places, 0)
 
 
-def _scales_and_zeros(pairs_ref: Any) -> tuple[jax.Array, jax.Array]:
+def _scales_and_zeros(
+    pairs_ref: Any,
+) -> tuple[Float32[Array, "groups n"], Float32[Array, "groups n"]]:
     pairs = pltpu.bitcast(pairs_ref[...], np.int32)[:, 0]
     halves = pairs << np.int32(16), pairs & np.int32(-(2**16))
     scales, zeros = (lax.bitcast_convert_type(half, _FLOAT32) for half in halves)
@@ -122,7 +129,9 @@ def _step(x_ref: Any, group: int) -> tuple[int, Any]:
     return width // CHUNK, pl.ds(pl.multiple_of(first, groups), groups)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+def _dot(
+    a: BFloat16[Array, "rows columns"], b: BFloat16[Array, "columns n"]
+) -> Float32[Array, "rows n"]:
     return jnp.dot(a, b, preferred_element_type=_FLOAT32)
 
 

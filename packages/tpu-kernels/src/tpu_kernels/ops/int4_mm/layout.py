@@ -9,10 +9,11 @@ make them ``128 + number`` in bfloat16. They stand in the order of the columns.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+
+from tpu_core.array_types import Int32, UInt8
 
 CHUNK = 128  # columns whose order the layout changes
 WORDS = CHUNK // 8
@@ -27,8 +28,8 @@ BIAS = 128
 _CUDA_ROWS, _CUDA_QUADS = 8, 4
 
 
-def pack(weight: jax.Array) -> jax.Array:
-    """From ``uint8[rows, columns / 2]``: an even column in the high bits, the next in the low.
+def pack(weight: UInt8[Array, "rows pairs"]) -> Int32[Array, "pairs//4 rows"]:
+    """From pairs of columns: an even one in the high bits, the next in the low.
 
     The columns are a multiple of `CHUNK`.
     """
@@ -41,7 +42,7 @@ def pack(weight: jax.Array) -> jax.Array:
     return words.transpose(1, 2, 0).reshape(-1, rows)
 
 
-def repack(packed: jax.Array) -> jax.Array:
+def repack(packed: Int32[Array, "tiles chunks 32 4"]) -> Int32[Array, "16*chunks 8*tiles"]:
     """From what ``_convert_weight_to_int4pack`` makes for 8 inner tiles of columns."""
     tiles, chunks, _, _ = packed.shape
     words = packed.reshape(tiles, chunks, _CUDA_ROWS, _CUDA_QUADS, PLACES)
@@ -57,8 +58,8 @@ def repack(packed: jax.Array) -> jax.Array:
     return jnp.stack(turned, 1).reshape(chunks * WORDS, -1)
 
 
-def numbers(packed: jax.Array) -> jax.Array:
-    """The numbers, 0 to 15, as ``int32[columns, rows]``."""
+def numbers(packed: Int32[Array, "words rows"]) -> Int32[Array, "8*words rows"]:
+    """The numbers, 0 to 15; a row for each column of the weight."""
     words = packed.reshape(-1, 1, WORDS, 1, packed.shape[1])
     shifts = 4 * np.arange(PLACES)[:, None, None, None] + 16 * np.arange(2)[:, None]
     found = lax.shift_right_logical(

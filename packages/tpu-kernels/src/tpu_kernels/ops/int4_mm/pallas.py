@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from tpu_core.array_types import Float, Int32
 from tpu_kernels.ops.int4_mm import kernel
 from tpu_kernels.ops.int4_mm.arguments import OF_CUDA, PACKED
 from tpu_kernels.ops.int4_mm.layout import CHUNK, repack
@@ -21,7 +22,12 @@ from tpu_kernels.ops.rules import HAS_BFLOAT16, ONE_DEVICE
 _GROUPS = (32, 64)
 
 
-def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.Array) -> jax.Array:
+def int4_mm(
+    x: Float[Array, "rows columns"],
+    packed: Int32[Array, "columns//8 n"],
+    group: int,
+    scales_and_zeros: Float[Array, "columns//{group} n 2"],
+) -> Float[Array, "rows n"]:
     """As `tpu_kernels.int4_mm`, for what `PALLAS` takes."""
     if group > CHUNK:
         scales_and_zeros = jnp.repeat(scales_and_zeros, group // CHUNK, axis=0)
@@ -29,7 +35,12 @@ def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.A
         return kernel.int4_mm(x, packed.astype(np.int32), min(group, CHUNK), scales_and_zeros)
 
 
-def of_cuda(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.Array) -> jax.Array:
+def of_cuda(
+    x: Float[Array, "rows columns"],
+    packed: Int32[Array, "tiles columns//128 32 4"],
+    group: int,
+    scales_and_zeros: Float[Array, "columns//{group} 8*tiles 2"],
+) -> Float[Array, "rows 8*tiles"]:
     """As ``aten._weight_int4pack_mm``: the weight is put into the other order for each call."""
     return int4_mm(x, repack(packed), group, scales_and_zeros)
 

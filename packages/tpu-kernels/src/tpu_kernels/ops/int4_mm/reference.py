@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from tpu_core.array_types import Float, Int32
 from tpu_kernels.ops.int4_mm.layout import MIDDLE, numbers
 from tpu_kernels.ops.registry import Implementation
 
@@ -16,7 +17,12 @@ PLAIN = Implementation(
 )
 
 
-def int4_mm(x: jax.Array, packed: jax.Array, group: int, scales_and_zeros: jax.Array) -> jax.Array:
+def int4_mm(
+    x: Float[Array, "rows columns"],
+    packed: Int32[Array, "columns//8 n"],
+    group: int,
+    scales_and_zeros: Float[Array, "columns//{group} n 2"],
+) -> Float[Array, "rows n"]:
     """See `tpu_kernels.int4_mm`; ``x`` has two dimensions."""
     wide = jnp.promote_types(x.dtype, np.float32)
     spread = jnp.repeat(scales_and_zeros.astype(wide), group, axis=0)

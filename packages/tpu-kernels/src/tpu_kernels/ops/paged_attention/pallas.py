@@ -9,11 +9,12 @@ import functools
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as kernel
 
+from tpu_core.array_types import Float, Int
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY
 from tpu_kernels.ops.paged_attention import reference
@@ -33,14 +34,14 @@ def _pages_at_a_time(places: int, page: int) -> int:
 
 
 def paged_attention(
-    query: jax.Array,
-    key_pages: jax.Array,
-    value_pages: jax.Array,
-    lengths: jax.Array,
-    page_indices: jax.Array,
+    query: Float[Array, "sequences heads head_size"],
+    key_pages: Float[Array, "key_heads pages page_size head_size"],
+    value_pages: Float[Array, "key_heads pages page_size head_size"],
+    lengths: Int[Array, " sequences"],
+    page_indices: Int[Array, "sequences pages_per_sequence"],
     scale: float,
     softcap: float,
-) -> jax.Array:
+) -> Float[Array, "sequences heads head_size"]:
     """As `tpu_kernels.ops.paged_attention.reference.paged_attention`, for what `PALLAS` takes."""
     options: dict[str, Any] = {"scale": scale, "softcap": softcap}
     return on_parts(
@@ -55,14 +56,14 @@ def paged_attention(
 
 
 def _on_one_device(
-    query: jax.Array,
-    key_pages: jax.Array,
-    value_pages: jax.Array,
-    lengths: jax.Array,
-    page_indices: jax.Array,
+    query: Float[Array, "sequences heads head_size"],
+    key_pages: Float[Array, "key_heads pages page_size head_size"],
+    value_pages: Float[Array, "key_heads pages page_size head_size"],
+    lengths: Int[Array, " sequences"],
+    page_indices: Int[Array, "sequences pages_per_sequence"],
     scale: float,
     softcap: float,
-) -> jax.Array:
+) -> Float[Array, "sequences heads head_size"]:
     sequences, heads, size = query.shape
     places, page = page_indices.shape[1], key_pages.shape[2]
     # The kernel fetches whole blocks of pages, and at least one of a sequence: those behind its end

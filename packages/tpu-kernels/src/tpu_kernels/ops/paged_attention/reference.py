@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Bool, Float, Int, Shaped
 from tpu_kernels.ops.registry import Implementation
 
 PLAIN = Implementation(
@@ -14,7 +14,12 @@ PLAIN = Implementation(
 )
 
 
-def probabilities(scores: jax.Array, scale: float, softcap: float, counts: jax.Array) -> jax.Array:
+def probabilities(
+    scores: Float[Array, "*batch keys"],
+    scale: float,
+    softcap: float,
+    counts: Bool[Array, "*#batch keys"],
+) -> Float[Array, "*batch keys"]:
     """The softmax of the scores that count along the last dimension; 0 where none does."""
     scores = scores * jnp.asarray(scale, scores.dtype)
     if softcap:
@@ -27,22 +32,23 @@ def probabilities(scores: jax.Array, scale: float, softcap: float, counts: jax.A
 
 
 def paged_attention(
-    query: jax.Array,
-    key_pages: jax.Array,
-    value_pages: jax.Array,
-    lengths: jax.Array,
-    page_indices: jax.Array,
+    query: Float[Array, "sequences heads head_size"],
+    key_pages: Float[Array, "key_heads pages page_size head_size"],
+    value_pages: Float[Array, "key_heads pages page_size head_size"],
+    lengths: Int[Array, " sequences"],
+    page_indices: Int[Array, "sequences pages_per_sequence"],
     scale: float,
     softcap: float,
-) -> jax.Array:
+) -> Float[Array, "sequences heads head_size"]:
     """See `tpu_kernels.paged_attention`. Scores and sums are in float32, or in float64."""
     key_heads, pages, page, size = key_pages.shape
     sequences, heads, _ = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
     places = jnp.clip(page_indices, 0, pages - 1)
 
-    def gathered(x: jax.Array) -> jax.Array:
-        """``(sequences, key heads, keys, head size)``"""
+    def gathered(
+        x: Shaped[Array, "key_heads pages page_size head_size"],
+    ) -> Shaped[Array, "sequences key_heads keys head_size"]:
         return x[:, places].swapaxes(0, 1).reshape(sequences, key_heads, -1, size)
 
     grouped = query.reshape(sequences, key_heads, heads // key_heads, size)

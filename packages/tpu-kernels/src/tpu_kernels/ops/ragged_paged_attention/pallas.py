@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
     ragged_paged_attention as kernel,
 )
 
+from tpu_core.array_types import Float, Int
 from tpu_core.extend import AbstractChip, Target
 from tpu_kernels.ops.mosaic import calling
 from tpu_kernels.ops.paged import FEW_INDICES, NOT_EMPTY, PagedArguments
@@ -32,16 +34,16 @@ _LARGEST_PAGE = _KEYS
 
 
 def ragged_paged_attention(
-    query: jax.Array,
-    pages: jax.Array,
-    lengths: jax.Array,
-    page_indices: jax.Array,
-    starts: jax.Array,
-    count: jax.Array,
+    query: Float[Array, "tokens heads head_size"],
+    pages: Float[Array, "pages page_size combined_heads head_size"],
+    lengths: Int[Array, " sequences"],
+    page_indices: Int[Array, "sequences pages_per_sequence"],
+    starts: Int[Array, " sequences+1"],
+    count: Int[Array, " 1"],
     scale: float,
     softcap: float,
     window: int,
-) -> jax.Array:
+) -> Float[Array, "tokens heads head_size"]:
     """As `ops.ragged_paged_attention.plain.ragged_paged_attention`, for what `PALLAS` takes."""
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     return on_parts(
@@ -56,16 +58,16 @@ def ragged_paged_attention(
 
 
 def _on_one_device(
-    query: jax.Array,
-    pages: jax.Array,
-    lengths: jax.Array,
-    page_indices: jax.Array,
-    starts: jax.Array,
-    count: jax.Array,
+    query: Float[Array, "tokens heads head_size"],
+    pages: Float[Array, "pages page_size combined_heads head_size"],
+    lengths: Int[Array, " sequences"],
+    page_indices: Int[Array, "sequences pages_per_sequence"],
+    starts: Int[Array, " sequences+1"],
+    count: Int[Array, " 1"],
     scale: float,
     softcap: float,
     window: int,
-) -> jax.Array:
+) -> Float[Array, "tokens heads head_size"]:
     tokens, heads, size = query.shape
     page, places = pages.shape[1], page_indices.shape[1]
     # The kernel asks jax which chip it is for; a mesh that the program is divided over says it.

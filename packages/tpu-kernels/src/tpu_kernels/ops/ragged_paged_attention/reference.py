@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
+from tpu_core.array_types import Float, Int
 from tpu_kernels.ops.paged_attention.reference import probabilities
 from tpu_kernels.ops.registry import Implementation
 
@@ -16,16 +16,16 @@ PLAIN = Implementation(
 
 
 def ragged_paged_attention(
-    query: jax.Array,
-    pages: jax.Array,
-    lengths: jax.Array,
-    page_indices: jax.Array,
-    starts: jax.Array,
-    count: jax.Array,
+    query: Float[Array, "tokens heads head_size"],
+    pages: Float[Array, "pages page_size combined_heads head_size"],
+    lengths: Int[Array, " sequences"],
+    page_indices: Int[Array, "sequences pages_per_sequence"],
+    starts: Int[Array, " sequences+1"],
+    count: Int[Array, " 1"],
     scale: float,
     softcap: float,
     window: int,
-) -> jax.Array:
+) -> Float[Array, "tokens heads head_size"]:
     """See `tpu_kernels.ragged_paged_attention`. Scores and sums are float32, or float64."""
     tokens, heads, size = query.shape
     key_heads = pages.shape[2] // 2
@@ -33,7 +33,9 @@ def ragged_paged_attention(
     grouped = query.reshape(tokens, key_heads, heads // key_heads, size)
     token = jnp.arange(tokens)
 
-    def sequence(i: jax.Array, out: jax.Array) -> jax.Array:
+    def sequence(
+        i: Int[Array, ""], out: Float[Array, "tokens key_heads group head_size"]
+    ) -> Float[Array, "tokens key_heads group head_size"]:
         own = pages[jnp.clip(page_indices[i], 0, len(pages) - 1)].astype(query.dtype)
         own = own.reshape(-1, key_heads, 2, size)
         column = jnp.arange(len(own))

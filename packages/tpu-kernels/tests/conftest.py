@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+import array_type_checks
+
+array_type_checks.install()
