@@ -125,7 +125,7 @@ def sum_weighted(
     Args:
         x: The operand.
         axis: The axis.
-        present: Which inputs each output sums up.
+        present: Inputs that each output sums up.
         weight: Their weights; 1 unless given.
     """
     shape = (*present.shape, *(1,) * (x.ndim - axis - 1))
