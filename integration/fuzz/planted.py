@@ -81,8 +81,8 @@ def rule() -> None:
 
     replace("tpu_core.padding.recording", "_plan", without_dim)
     replace(
-        "tpu_core.padding.bucketed_program",
-        "BucketedProgram._agrees",
+        "tpu_core.padding.family_signatures",
+        "FamilySignatures.agree",
         lambda original: lambda *_: True,
     )
     handled = found("tpu_core.padding.interpret", "HANDLED")[2]

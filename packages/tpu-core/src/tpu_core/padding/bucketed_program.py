@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from tpu_core.compiler.aliases import aliases
-from tpu_core.compiler.segment import RuntimeScalar, Segment, as_function
-from tpu_core.errors import CompilationError
-from tpu_core.lowering.implementations import lower_for_target
-from tpu_core.lowering.tables import Table, replaced
-from tpu_core.padding import (
-    contractions,
-    elementwise,
-    indexing,
-    linalg,
-    loops,
-    reductions,
-    shapes,
-    windows,
-)
-from tpu_core.padding.interpret import PaddingContext, run
-from tpu_core.padding.jaxpr_signature import has_tables
-from tpu_core.padding.layout import Padded, Space, whole
+from tpu_core.compiler.segment import RuntimeScalar, Segment
+from tpu_core.lowering.tables import Table
+from tpu_core.padding import padded_module
+from tpu_core.padding.family_signatures import FamilySignatures
 from tpu_core.padding.segment_signature import SegmentSignatures
-from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size, bucket
-from tpu_core.padding.symbolic_signature import SymbolicSignatures
+from tpu_core.padding.sizes import Fit, Size, bucket
 from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
-from tpu_core.pjrt import jax_settings
 from tpu_core.pjrt.padded_array import PaddedArray
 
-RULE_MODULES = (contractions, elementwise, indexing, linalg, loops, reductions, shapes, windows)
 _MOST_RECORDINGS = 3
 _MOST_FAILURES = 3
 _FEW_SIZES = 2
-# Sizes whose tables are kept.
-_MOST_TABLES = 64
 _STARTS = pjrt.PACK_DTYPES.index(np.dtype(np.int32))  # the pack of starts of windows
 
 
@@ -82,10 +60,8 @@ class BucketedProgram:
         self.fit: Fit | None = None
         self.programs: dict[tuple[int, ...], Any] = {}
         self._traces: list[ClosedJaxpr] = []
-        self._inside: list[tuple[str, list[Known | None]]] | None = None
-        self._symbolic: tuple[str, SymbolicSignatures] | None = None
+        self._known: FamilySignatures | None = None
         self._shapes: list[tuple[Size, ...]] | None = None
-        self._tables: dict[tuple[int, ...], list[Table]] = {}
         self._signature = ""
         self._failures = 0
         # Starts of windows are inputs once one was seen to vary.
@@ -136,7 +112,7 @@ class BucketedProgram:
             r.integers == recording.integers for r in self.recordings
         ):
             return
-        if not self.programs or self._has_ops_of(recording.segment):
+        if not self.programs or self._ops().are_of(self._numbered(recording.segment)):
             self._restart([*self.recordings, recording])
 
     def solve(self, segment: Segment, integers: list[int], learns: bool = True) -> list[int] | None:
@@ -151,18 +127,18 @@ class BucketedProgram:
         if not self.recordings:
             return None
         values = self._solve(segment, integers)
-        if values is None or not self._agrees(segment, values):
+        if values is None or not self._ops().agree(self._numbered(segment), values):
             # What has other ops is no member, and there are programs for those that are.
             fits = values is not None and self.programs
-            if not learns or (fits and not self._has_ops_of(segment)):
+            if not learns or (fits and not self._ops().are_of(self._numbered(segment))):
                 return None
-            before = self.recordings, self.fit, self.programs, self._traces, self._inside
+            before = self.recordings, self.fit, self.programs, self._traces, self._known
             signature = self._signature
             self._restart([*self.recordings, Recording(segment, integers, None)])
             values = self._solve(segment, integers)
             # Dims of size 1 are broadcast, so such a recording is another program.
             if values is None or any(v < 2 for r in self.fit.values for v in r):  # type: ignore[union-attr]
-                self.recordings, self.fit, self.programs, self._traces, self._inside = before
+                self.recordings, self.fit, self.programs, self._traces, self._known = before
                 self._signature = signature
                 return None
         return values
@@ -175,10 +151,8 @@ class BucketedProgram:
         self.fit = None
         self.programs = {}
         self._traces = []
-        self._inside = None
-        self._symbolic = None
+        self._known = None
         self._shapes = None
-        self._tables = {}
         self._signature = ""
 
     def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
@@ -199,104 +173,12 @@ class BucketedProgram:
             self._restart(self.recordings)  # whose ops take them as inputs
         return None if varied else values
 
-    def _agrees(self, segment: Segment, values: Sequence[int]) -> bool:
-        """Return whether the ops of a segment have the sizes inside that the recordings say."""
-        expected = self._expected()
-        symbolic = self._symbolic_signatures()
-        found = self._signatures(
-            self._numbered(segment), lambda i, node: symbolic.at(i, node, values)
-        )
-        agrees = len(found) == len(expected) and all(
-            form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
-            for (form, _, inside), (f, ns) in zip(found, expected)
-        )
-        if agrees and any(map(has_tables, found)):
-            self._keep_tables(
-                values,
-                self._signatures.tables(
-                    self._numbered(segment), found, lambda i, n: symbolic.tables(i, n, values)
-                ),
-            )
-        return agrees
-
-    def _has_ops_of(self, segment: Segment) -> bool:
-        """Return whether a segment's ops are the recordings' but for numbers in them."""
-        found = self._signatures(self._numbered(segment))
-        expected = self._expected()
-        return len(found) == len(expected) and all(
-            form == f for (form, *_), (f, _) in zip(found, expected)
-        )
-
-    def _keep_tables(self, values: Sequence[int], tables: list[Table]) -> None:
-        self._tables[tuple(values)] = tables
-        while len(self._tables) > _MOST_TABLES:
-            del self._tables[next(iter(self._tables))]
-
-    def tables(self, values: Sequence[int], buckets: Sequence[int]) -> list[Table]:
-        """Tables of the ops at some sizes, as inputs of the program for some buckets."""
-        found = []
-        if tuple(values) not in self._tables:
-            known = zip(self.recordings, self.fit.values if self.fit else ())
-            recording = next((r for r, v in known if list(v) == list(values)), None)
-            self._keep_tables(values, [] if recording is None else self._tables_of(recording))
-        for t, sizes in zip(self._tables[tuple(values)], self._table_sizes(), strict=True):
-            padded = np.zeros([s.value(buckets) for s in sizes], t.dtype)
-            padded[tuple(slice(0, n) for n in t.shape)] = t
-            found.append(padded)
-        return found
-
-    def _table_sizes(self) -> list[tuple[Size, ...]]:
-        """The sizes of each table.
-
-        Raises:
-            NotPaddableError: They follow no sizes of tensors.
-        """
-        assert self.fit is not None
-        every = [self._tables_of(r) for r in self.recordings]
-        found = []
-        for tables in zip(*every):
-            sizes = [self.fit.derive(seen) for seen in zip(*(t.shape for t in tables))]
-            if None in sizes or len({t.ndim for t in tables}) > 1:
-                raise NotPaddableError("a table's shape follows no size")
-            found.append(tuple(s for s in sizes if s is not None))
-        return found
-
-    def _tables_of(self, recording: Recording) -> list[Table]:
-        segment = self._numbered(recording.segment)
-        return self._signatures.tables(segment, self._signatures(segment))
-
-    def _symbolic_signatures(self) -> SymbolicSignatures:
-        assert self.fit is not None
-        constants = repr(self.constants())
-        if self._symbolic is None or self._symbolic[0] != constants:
-            segments = [self._numbered(r.segment) for r in self.recordings]
-            signatures = [self._signatures(s) for s in segments]
-            self._symbolic = constants, SymbolicSignatures(segments, signatures, self.fit)
-        return self._symbolic[1]
-
-    def _expected(self) -> list[tuple[str, list[Known | None]]]:
-        """For each node the form of its signature and its numbers as functions of the symbols.
-
-        None stands for one that differs but follows no size: a rule has no use for it, or refuses.
-        """
-        if self._inside is None:
+    def _ops(self) -> FamilySignatures:
+        if self._known is None:
             assert self.fit is not None
-            self._inside = []
-            for nodes in zip(
-                *(self._signatures(self._numbered(r.segment)) for r in self.recordings)
-            ):
-                forms = {form for form, _, _ in nodes}
-                if len(forms) > 1:
-                    self._inside.append(("", []))
-                    continue
-                dtypes = nodes[0][1]
-                columns = zip(*(inside for _, _, inside in nodes))
-                numbers = [
-                    self.fit.follow(seen, np.int64 if dtype == "int" else np.dtype(dtype))
-                    for seen, dtype in zip(columns, dtypes)
-                ]
-                self._inside.append((forms.pop(), numbers))
-        return self._inside
+            segments = [self._numbered(r.segment) for r in self.recordings]
+            self._known = FamilySignatures(self._signatures, segments, self.fit)
+        return self._known
 
     def has_few_sizes(self) -> bool:
         """Return whether its sizes follow from at most `_FEW_SIZES` of them."""
@@ -307,13 +189,14 @@ class BucketedProgram:
         if self.fit is None:
             return ""
         nodes = [n for n in self.recordings[0].segment.nodes if n.plan is not None]
-        return next((n.label for n, (f, _) in zip(nodes, self._expected()) if not f), "")
+        return next((n.label for n, (f, _) in zip(nodes, self._ops().expected) if not f), "")
 
     def signature(self) -> str:
         """Digest of the known sizes; with the form it identifies a padded program."""
         assert self.fit is not None
         if not self._signature:
-            text = f"{self.fit.sizes}{[(f, [str(n) for n in ns]) for f, ns in self._expected()]}"
+            inside = [(f, [str(n) for n in ns]) for f, ns in self._ops().expected]
+            text = f"{self.fit.sizes}{inside}"
             self._signature = hashlib.sha256(text.encode()).hexdigest()
         return self._signature
 
@@ -390,94 +273,26 @@ class BucketedProgram:
         """The first recording's segment, with the numbers that vary as run-time inputs."""
         return self._numbered(self.recordings[0].segment)
 
-    def traces(self) -> list[ClosedJaxpr]:
-        """The JAX functions of the recordings."""
-        if not self._traces:
-            for r in self.recordings:
-                segment = self._numbered(r.segment)
-                function, avals = as_function(segment)
-                traced = jax.make_jaxpr(functools.partial(_with_tables, function))
-                with jax_settings.lowering():
-                    self._traces.append(traced(self._tables_of(r), *avals))
-        return self._traces
-
     def lower(self, buckets: tuple[int, ...]) -> bytes:
         """StableHLO bytecode of the program for some buckets; its last argument are the sizes.
 
         Raises:
             NotPaddableError: An op cannot run on padded arrays.
         """
-        segment, fit = self.segment(), self.fit
-        assert fit is not None
-        traces = self.traces()
-        inputs = segment.inputs()
-        packs = [jax.ShapeDtypeStruct((n,), pjrt.PACK_DTYPES[k]) for k, n in segment.packs()]
-        avals = [
-            jax.ShapeDtypeStruct(self.bound(i, buckets), segment.slots[i].dtype) for i in inputs
-        ]
-        avals += packs
-        tables = [
-            (sizes, jax.ShapeDtypeStruct([s.value(buckets) for s in sizes], t.dtype))
-            for sizes, t in zip(self._table_sizes(), self._tables_of(self.recordings[0]))
-        ]
-        actual_sizes = jax.ShapeDtypeStruct((len(buckets),), np.int32)
+        assert self.fit is not None
+        segment, ops = self.segment(), self._ops()
+        if not self._traces:
+            segments = [self._numbered(r.segment) for r in self.recordings]
+            self._traces = padded_module.traces(segments, ops.tables)
+        tables = [(sizes, t.dtype) for sizes, t in zip(ops.table_sizes(), ops.tables[0])]
+        slots = {i: self.shape(i) for i in (*segment.inputs(), *segment.live)}
+        return padded_module.lower(segment, self.fit, self._traces, tables, buckets, slots)
 
-        def function(
-            rest: list[jax.Array], given: list[jax.Array], actual: jax.Array
-        ) -> list[jax.Array]:
-            space = Space([actual[i] for i in range(len(buckets))], buckets)
-            context = PaddingContext(fit, space)
-            values = [Padded(x, tuple((s,) for s in sizes)) for x, (sizes, _) in zip(given, tables)]
-            values += [
-                Padded(
-                    space.resized(x, [s.value(buckets) for s in shape]), tuple((s,) for s in shape)
-                )
-                for x, shape in zip(rest, map(self.shape, inputs))
-            ]
-            values += [whole(x) for x in rest[len(inputs) :]]
-            results = run(context, traces, values)
-            return [
-                _between_programs(space, x, self.shape(i), self.bound(i, buckets))
-                for i, x in zip(segment.live, results)
-            ]
-
-        try:
-            with jax_settings.lowering():
-                given = [aval for _, aval in tables]
-                lowered = lower_for_target(function, avals, given, actual_sizes)
-                memory = aliases(segment, lambda i: self.bound(i, buckets))
-                return pjrt.module_bytes(lowered, memory)
-        except NotPaddableError:
-            raise
-        except Exception as error:  # shapes that do not fit where a rule took two sizes for one
-            raise NotPaddableError(f"{type(error).__name__}: {error}") from error
+    def tables(self, values: Sequence[int], buckets: Sequence[int]) -> list[Table]:
+        """Tables of the ops at some sizes, as inputs of the program for some buckets."""
+        return self._ops().padded_tables(values, buckets)
 
 
 def _same(a: float | int, b: float | int) -> bool:
     """Return whether two numbers are the same constant: 0.0 is not -0.0, nor 1 the same as 1.0."""
     return type(a) is type(b) and repr(a) == repr(b)
-
-
-def _with_tables(
-    function: Callable[..., list[jax.Array]], tables: list[jax.Array], *arguments: jax.Array
-) -> list[jax.Array]:
-    """A segment's function with its tables as arguments, too."""
-    given = iter(tables)
-    if not tables:
-        return function(*arguments)
-    try:
-        with replaced(given):
-            results = function(*arguments)
-    except CompilationError as error:
-        raise NotPaddableError(str(error)) from error
-    if next(given, None) is not None:
-        raise NotPaddableError("a segment makes fewer tables than its ops")
-    return results
-
-
-def _between_programs(
-    space: Space, x: Padded, shape: tuple[Size, ...], bound: tuple[int, ...]
-) -> jax.Array:
-    for axis, size in enumerate(shape):
-        x = space.as_prefix(x, axis, size)
-    return space.resized(jnp.asarray(x.array), bound)

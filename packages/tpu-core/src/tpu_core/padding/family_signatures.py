@@ -1,0 +1,102 @@
+"""What the ops of a family have inside, as functions of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpu_core.compiler.segment import Segment
+from tpu_core.lowering.tables import Table
+from tpu_core.padding.jaxpr_signature import has_tables
+from tpu_core.padding.segment_signature import SegmentSignatures
+from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size
+from tpu_core.padding.symbolic_signature import SymbolicSignatures
+
+# Sizes whose tables are kept.
+_MOST_TABLES = 64
+
+
+class FamilySignatures:
+    """Signatures and tables of the ops of a family.
+
+    Args:
+        signatures: Signatures of a segment's ops.
+        segments: The recordings, with the numbers that vary as run-time inputs.
+        fit: The relations of their sizes.
+
+    Attributes:
+        expected: For each op the form of its signature, "" where the recordings differ in it, and
+            its numbers as functions of the symbols. None stands for one that differs but follows no
+            size: a rule has no use for it, or refuses.
+        tables: Of each recording the tables of its ops, in order.
+    """
+
+    def __init__(
+        self, signatures: SegmentSignatures, segments: Sequence[Segment], fit: Fit
+    ) -> None:
+        self._signatures = signatures
+        self._fit = fit
+        found = [signatures(s) for s in segments]
+        self._symbolic = SymbolicSignatures(segments, found, fit)
+        self.expected: list[tuple[str, list[Known | None]]] = []
+        for nodes in zip(*found):
+            forms = {form for form, _, _ in nodes}
+            if len(forms) > 1:
+                self.expected.append(("", []))
+                continue
+            dtypes = nodes[0][1]
+            numbers = [
+                fit.follow(seen, np.int64 if dtype == "int" else np.dtype(dtype))
+                for seen, dtype in zip(zip(*(inside for _, _, inside in nodes)), dtypes)
+            ]
+            self.expected.append((forms.pop(), numbers))
+        self.tables = [signatures.tables(s, own) for s, own in zip(segments, found)]
+        self._of_recordings = {tuple(v): t for v, t in zip(fit.values, self.tables)}
+        self._of_members: dict[tuple[int, ...], list[Table]] = {}
+
+    def agree(self, segment: Segment, values: Sequence[int]) -> bool:
+        """Return whether the ops of a segment have the sizes inside that the recordings say."""
+        found = self._signatures(segment, lambda i, node: self._symbolic.at(i, node, values))
+        agrees = len(found) == len(self.expected) and all(
+            form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
+            for (form, _, inside), (f, ns) in zip(found, self.expected)
+        )
+        if agrees and any(map(has_tables, found)):
+            self._of_members[tuple(values)] = self._signatures.tables(
+                segment, found, lambda i, node: self._symbolic.tables(i, node, values)
+            )
+            if len(self._of_members) > _MOST_TABLES:
+                del self._of_members[next(iter(self._of_members))]
+        return agrees
+
+    def are_of(self, segment: Segment) -> bool:
+        """Return whether a segment's ops are the recordings' but for numbers in them."""
+        found = self._signatures(segment)
+        return len(found) == len(self.expected) and all(
+            form == f for (form, *_), (f, _) in zip(found, self.expected)
+        )
+
+    def table_sizes(self) -> list[tuple[Size, ...]]:
+        """The sizes of each table.
+
+        Raises:
+            NotPaddableError: They follow no sizes of tensors.
+        """
+        found = []
+        for tables in zip(*self.tables):
+            sizes = [self._fit.derive(seen) for seen in zip(*(t.shape for t in tables))]
+            if None in sizes or len({t.ndim for t in tables}) > 1:
+                raise NotPaddableError("a table's shape follows no size")
+            found.append(tuple(s for s in sizes if s is not None))
+        return found
+
+    def padded_tables(self, values: Sequence[int], buckets: Sequence[int]) -> list[Table]:
+        """The tables at some sizes, as inputs of the program for some buckets."""
+        known = self._of_recordings | self._of_members
+        found = []
+        for t, sizes in zip(known.get(tuple(values), ()), self.table_sizes(), strict=True):
+            padded = np.zeros([s.value(buckets) for s in sizes], t.dtype)
+            padded[tuple(slice(0, n) for n in t.shape)] = t
+            found.append(padded)
+        return found
