@@ -65,3 +65,16 @@ def test_a_lowering_that_asks_for_the_size(special: str, monkeypatch: pytest.Mon
         expected = 2 * function(x) + (2 if eval(special, {"n": n}) else 0)
         torch.testing.assert_close((function(x.to("tpu")) * 2).cpu(), expected, msg=f"at {n}")
     assert METRICS.delta(before)["padded_executions"] > 3
+
+
+def test_layers_that_repeat_are_traced_once() -> None:
+    traces = []
+    for depth in (2, 6):
+        # Of a width of its own, as traces at a size are kept.
+        layers = [torch.nn.Sequential(torch.nn.Linear(7, 7), torch.nn.Softplus())] * depth
+        model = torch.nn.Sequential(*layers).to("tpu")
+        for n in (5, 9, 6):
+            before = METRICS.snapshot()
+            model(torch.randn(n, 7).to("tpu")).sum().item()
+        traces.append(METRICS.delta(before)["outlines"])
+    assert 0 < traces[1] <= traces[0]

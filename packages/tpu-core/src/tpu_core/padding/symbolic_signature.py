@@ -19,7 +19,7 @@ import numpy as np
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding.jaxpr_signature import Signature
-from tpu_core.padding.recording import sizes_of_node, with_integers
+from tpu_core.padding.recording import form_of_node, sizes_of_node, with_integers
 from tpu_core.padding.segment_signature import Lifted, lifted_numbers, trace
 from tpu_core.padding.sizes import Fit, Size, _identical
 from tpu_core.pjrt import symbolic_dims
@@ -118,6 +118,8 @@ class SymbolicSignatures:
     def _relate(self) -> None:
         self._expressions = _Expressions()
         self._traced: dict[int, _Traced | None] = {}
+        # Layers repeat: by all that a trace depends on.
+        self._shared: dict[Any, _Traced | None] = {}
         self._related = _relations(self._rows)
 
     def at(self, index: int, node: Node, values: Sequence[int]) -> Signature | None:
@@ -197,7 +199,16 @@ class SymbolicSignatures:
             for slot in nodes[0].operands
         ]
         lifted = lifted_numbers(self._segments[0], index)
-        made = self._make(plans[0], sizes, operands, results, lifted)
+        compute: Any = plans[0].compute
+        starts = [tuple(a.starts()) for a in (*plans[0].reads, *plans[0].writes)]
+        key = (
+            *(form_of_node(nodes[0]), compute.op, compute.contiguous, lifted, tuple(operands)),
+            *(tuple(map(tuple, sizes)), tuple(map(tuple, results)), tuple(starts)),
+            tuple(a.dtype for a in _avals(compute.out)),
+        )
+        if key not in self._shared:
+            self._shared[key] = self._make(plans[0], sizes, operands, results, lifted)
+        made = self._shared[key]
         if made is None:
             return None
         place = sum(1 for n in self._segments[0].nodes[:index] if n.plan is not None)
