@@ -1,4 +1,4 @@
-"""What the ops of a family have inside, as functions of its sizes."""
+"""Signatures and tables of the ops of a family, as functions of its sizes."""
 
 from __future__ import annotations
 
