@@ -69,6 +69,21 @@ def every_tier(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue(request.param)
 
 
+@pytest.fixture
+def first_runs_judged() -> Iterator[None]:
+    """Each program's first run is judged; no program is left of other tests."""
+    from tpu_core import _C
+    from tpu_core.config import override
+
+    torch.zeros(1, device="tpu")
+    with override(verify="first"):
+        _C.flush()
+        _C.clear_programs()
+        yield
+        _C.flush()
+    _C.clear_programs()
+
+
 def _tiers(name: str, patience: float | None = None) -> Iterator[None]:
     # Imports here: a test that asks for no tiers finds the extension as torch leaves it.
     from tpu_core import _C, tiers

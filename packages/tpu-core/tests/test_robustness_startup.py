@@ -25,6 +25,7 @@ def test_import_is_quiet_and_leaves_jax_alone():
     assert out == "['tpu_core.config', 'tpu_core.errors']\n"  # asked for by is_available
 
 
+# The error is that of a machine without a TPU.
 @pytest.mark.skipif(Platform.find_chips().count > 0, reason="this machine has a TPU")
 def test_no_chip_raises_at_first_use_and_prints_nothing():
     out = clean(

@@ -20,15 +20,9 @@ from tpu_core.recorder import compute
 
 
 @pytest.fixture(autouse=True)
-def first() -> Iterator[None]:
-    """Each program's first run is judged; no program is left of other tests."""
-    torch.zeros(1, device="tpu")
-    with override(verify="first"), modes.using("segments"):
-        _C.flush()
-        _C.clear_programs()
+def segments(first_runs_judged: None) -> Iterator[None]:
+    with modes.using("segments"):
         yield
-        _C.flush()
-    _C.clear_programs()
 
 
 def judged(work: Callable[[], None]) -> int:

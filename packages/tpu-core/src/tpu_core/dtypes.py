@@ -188,20 +188,8 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     return to_numpy_dtype(default_dtype()) if dtype.kind in "biu" else dtype
 
 
-def size_array(size: int, dtype: Any) -> Any:
-    """A size as a 0-d array; one of an exported program may be symbolic.
-
-    Example:
-        >>> size_array(x.shape[0], np.float32)
-        np.float32(5.0)
-    """
-    if isinstance(size, (int, np.integer)):
-        return np.dtype(dtype).type(size)
-    return jnp.asarray(size).astype(dtype)
-
-
 def cast(x: Any, dtype: Any) -> jax.Array:
-    """``x`` (array or number) as an array of ``dtype``, no longer weakly typed.
+    """``x`` (array, number or size) as an array of ``dtype``, no longer weakly typed.
 
     Example:
         >>> cast(2.5, np.int32)
@@ -218,6 +206,8 @@ def cast(x: Any, dtype: Any) -> jax.Array:
             with np.errstate(over="ignore"):
                 value = _saturated(value.astype(np.float32), dtype, np.clip)
         return jnp.asarray(value.astype(dtype))
+    if not hasattr(x, "dtype"):  # a symbolic size
+        x = jnp.asarray(x)
     source = np.dtype(x.dtype)
     if dtype == np.bool_ and source != np.bool_:
         return jnp.not_equal(x, jnp.zeros((), source))

@@ -9,21 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tpu_core import _C, modes
-from tpu_core.config import override
+from tpu_core import modes
 from tpu_core.metrics import METRICS
 
 
 @pytest.fixture(autouse=True)
-def first() -> Iterator[None]:
-    """Each program's first run is judged; no program is left of other tests."""
-    torch.zeros(1, device="tpu")
-    with override(verify="first"), modes.using("fused"):
-        _C.flush()
-        _C.clear_programs()
+def fused(first_runs_judged: None) -> Iterator[None]:
+    with modes.using("fused"):
         yield
-        _C.flush()
-    _C.clear_programs()
 
 
 def test_training_with_dropout_and_other_batches_passes() -> None:

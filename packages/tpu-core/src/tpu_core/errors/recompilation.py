@@ -26,7 +26,7 @@ class RecompileLimitWarning(TpuWarning):
 
     **How to fix it.** Make the steps alike: pad to a few lengths and mask the rest, `torch.where(
     mask, x, 0)` instead of a loop over what the mask selects, one `index_select` instead of a
-    `cat` of slices, `F.interpolate` to one size in place of adaptive pooling.
+    `cat` of slices, `F.interpolate` to one size in place of adaptive maxima.
     `TPU_RECOMPILE_LIMIT=0` compiles each step, `TPU_FALLBACK=error` keeps the CPU out of it;
     `torch.tpu.compile_report()` lists the parts by line, and `TPU_PERFORMANCE_WARNINGS=0` silences
     the warning.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, is_float, op_math, size_array
+from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.pooling import lowest, scatter_planes
 from tpu_core.lowering.registry import lowering
 from tpu_core.lowering.tables import table
@@ -206,7 +206,7 @@ def _fractional_max_pool(rank: int) -> Any:
             rows = starts[..., None] + jnp.arange(k, dtype=np.int32)
             shape = [*starts.shape[:2], *(1,) * 2 * rank]
             shape[2 + i], shape[2 + rank + i] = n, k
-            flat = flat + rows.reshape(shape) * size_array(math.prod(sizes[i + 1 :]), np.int32)
+            flat = flat + rows.reshape(shape) * cast(math.prod(sizes[i + 1 :]), np.int32)
         planes = batched.reshape(*batched.shape[:2], -1)
         windows = flat.shape
         index = flat.reshape(*windows[:2], -1)

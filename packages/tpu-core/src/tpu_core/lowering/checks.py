@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.dtypes import size_array
+from tpu_core.dtypes import cast
 from tpu_core.lowering.registry import lowering
 from tpu_core.pjrt.jax_compat import current_trace
 
@@ -303,10 +303,10 @@ def out_of_range(
     index = index.astype(np.int64)
     if counted is not None:
         index = jnp.where(counted, index, np.int64(low))
-    shifted = index + size_array(shift, np.int64) if shift else index
+    shifted = index + cast(shift, np.int64) if shift else index
     most = jnp.max(shifted.astype(np.uint64))
-    bad = most >= size_array(high + shift, np.uint64)
-    yield Finding(bad, most.astype(np.int64) - size_array(shift, np.int64), error)
+    bad = most >= cast(high + shift, np.uint64)
+    yield Finding(bad, most.astype(np.int64) - cast(shift, np.int64), error)
 
 
 def fixed(kind: Callable[[str], Exception], text: str) -> Callable[[int], Exception]:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from tpu_core.array_types import Bool, Float, Int32
-from tpu_core.dtypes import cast, op_math, size_array
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.matmul import contract
 from tpu_core.lowering.registry import lowering
 
@@ -106,7 +106,7 @@ def _packed(n: int) -> tuple[Int32[Array, "{n} {n}"], Bool[Array, "{n} {n}"]]:
     """Index of each pair of rows in the packed result, and whether it is there (``i < j``)."""
     i = lax.broadcasted_iota(np.int32, (n, n), 0)
     j = lax.broadcasted_iota(np.int32, (n, n), 1)
-    return i * size_array(n, np.int32) - lax.div(i * (i + 1), np.int32(2)) + j - i - 1, i < j
+    return i * cast(n, np.int32) - lax.div(i * (i + 1), np.int32(2)) + j - i - 1, i < j
 
 
 @lowering("aten._pdist_forward.default", static=("p",))
@@ -117,7 +117,7 @@ def pdist(x: Float[Array, "rows size"], p: float = 2) -> Float[Array, " rows*(ro
     count = n * (n - 1) // 2
     full = _norm(x[:, None, :] - x[None, :, :], p)
     position, above = _packed(n)
-    position = jnp.where(above, position, size_array(count, np.int32))
+    position = jnp.where(above, position, cast(count, np.int32))
     return jnp.zeros((count,), x.dtype).at[position].set(full, mode="drop")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from tpu_core.array_types import Float, Int, Int32, Shaped
-from tpu_core.dtypes import cast, op_math, size_array
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.gather_scatter import gather_slices, scatter_slices, to_index
 from tpu_core.lowering.registry import lowering
 
@@ -121,7 +121,7 @@ def embedding_bag(
     count = indices.shape[0]
     bag = _bag_of(offsets, count, num_bags)
     used = jnp.ones(count, np.bool_) if padding_idx < 0 else indices != padding_idx
-    target = jnp.where(used, bag, size_array(num_bags, np.int32))  # out of range: dropped
+    target = jnp.where(used, bag, cast(num_bags, np.int32))  # out of range: dropped
     size = scatter_slices(
         jnp.zeros(num_bags, np.int32), (0,), [target], jnp.ones(count, np.int32), 0, "add"
     )
@@ -132,7 +132,7 @@ def embedding_bag(
         # The first index whose row holds the maximum, NaN included.
         top = rows(best, bag)
         is_best = used[:, None] & ((picked == top) | (jnp.isnan(picked) & jnp.isnan(top)))
-        order = jnp.where(is_best, lax.iota(np.int32, count)[:, None], size_array(count, np.int32))
+        order = jnp.where(is_best, lax.iota(np.int32, count)[:, None], cast(count, np.int32))
         first = jnp.full((num_bags, width), count, np.int32)
         first = scatter_slices(first, (0,), [target], order, 0, "amin")
         winners = jnp.where(first < count, gather_slices(indices, (0,), [first], 0), 0)

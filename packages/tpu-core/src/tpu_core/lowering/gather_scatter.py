@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, op_math, size_array
+from tpu_core.dtypes import cast, op_math
 
 _CLIP = lax.GatherScatterMode.CLIP
 _DROP = lax.GatherScatterMode.FILL_OR_DROP
@@ -53,13 +53,13 @@ def to_index(index: jax.Array, size: int, wrap: bool = False) -> jax.Array:
     """
     index = lax.convert_element_type(index, np.int32 if size < 2**31 else np.int64)
     if wrap:
-        index = jnp.where(index < 0, index + size_array(size, index.dtype), index)
+        index = jnp.where(index < 0, index + cast(size, index.dtype), index)
     return index
 
 
 def clamp_index(index: jax.Array, size: int) -> jax.Array:
     """An index that wraps, clamped to the valid range."""
-    low, high = size_array(-size, index.dtype), size_array(max(size - 1, 0), index.dtype)
+    low, high = cast(-size, index.dtype), cast(max(size - 1, 0), index.dtype)
     return jnp.clip(index, low, high)
 
 

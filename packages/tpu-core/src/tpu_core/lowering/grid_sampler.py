@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from tpu_core.array_types import Float
-from tpu_core.dtypes import cast, op_math, size_array
+from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
@@ -67,7 +67,7 @@ def _read(
     for x, size in zip(corner, sizes):
         valid = valid & (x >= 0) & (x <= size - 1)
         index = jnp.where((x >= 0) & (x <= size - 1), x, jnp.zeros((), x.dtype)).astype(np.int32)
-        flat = flat * size_array(size, np.int32) + index
+        flat = flat * cast(size, np.int32) + index
     take = jax.vmap(lambda plane, index: jnp.take(plane, index, axis=1, mode="clip"))
     values = take(planes, flat)
     return jnp.where(valid[:, None, :], values, jnp.zeros((), planes.dtype))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.dtypes import cast, size_array
+from tpu_core.dtypes import cast
 from tpu_core.lowering.gather_scatter import (
     at_least_1d,
     axis,
@@ -190,7 +190,7 @@ def masked_scatter_backward(
     size = math.prod(sizes)
     mask = jnp.broadcast_to(cast(mask, np.bool_), grad_output.shape).reshape(-1)
     order = jnp.cumsum(mask, dtype=np.int32) - np.int32(1)
-    order = jnp.where(mask, order, size_array(size, np.int32))  # out of range: dropped
+    order = jnp.where(mask, order, cast(size, np.int32))  # out of range: dropped
     zeros = jnp.zeros(size, grad_output.dtype)
     return scatter_slices(zeros, (0,), [order], grad_output.reshape(-1), 0, "set").reshape(sizes)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, is_float, op_math, size_array
+from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.registry import lowering
 
 _UNROLL = 36
@@ -115,13 +115,13 @@ class Windows:
             if clipped and p:
                 position = jnp.where(position < 0, lax.rem(position, np.int32(d)), position)
                 position = jnp.where(position < 0, position + np.int32(d), position)
-            total = total + position * size_array(math.prod(self.sizes[i + 1 :]), np.int32)
+            total = total + position * cast(math.prod(self.sizes[i + 1 :]), np.int32)
         return total
 
     def flat(self, offset: Sequence[int]) -> Any:
         """Distance in the plane from a window's start to its position ``offset``."""
         distance = sum(o * math.prod(self.sizes[i + 1 :]) for i, o in enumerate(offset))
-        return size_array(distance, np.int32)
+        return cast(distance, np.int32)
 
     def reduce(self, operands: Any, initial: Any, computation: Any) -> Any:
         """``reduce_window``; padding beyond the input reads as ``initial``."""
@@ -264,9 +264,9 @@ def _window_counts(w: Windows, count_include_pad: bool, divisor: int | None) -> 
 def _counts_along(w: Windows, i: int, count_include_pad: bool) -> jax.Array:
     k, s, p, size = w.kernel[i], w.stride[i], w.padding[i], w.sizes[i]
     start = lax.broadcasted_iota(np.int32, w.counts, i) * np.int32(s) - np.int32(p)
-    stop = jnp.minimum(start + np.int32(k), size_array(size + p, np.int32))
+    stop = jnp.minimum(start + np.int32(k), cast(size + p, np.int32))
     if not count_include_pad:
-        start, stop = jnp.maximum(start, np.int32(0)), jnp.minimum(stop, size_array(size, np.int32))
+        start, stop = jnp.maximum(start, np.int32(0)), jnp.minimum(stop, cast(size, np.int32))
     return stop - start
 
 

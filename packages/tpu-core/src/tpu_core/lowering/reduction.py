@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, op_math, size_array, to_numpy_dtype
+from tpu_core.dtypes import cast, op_math, to_numpy_dtype
 from tpu_core.lowering.registry import lowering, register_table
 
 Dims = Sequence[int] | int | None
@@ -73,7 +73,7 @@ def mean(
 
 def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
     """Mean in ``x``'s own dtype; NaN over no elements."""
-    return sum_over(x, axes, keepdim) / size_array(count_of(x, axes), x.dtype)
+    return sum_over(x, axes, keepdim) / cast(count_of(x, axes), x.dtype)
 
 
 @lowering("aten.prod.default", "aten.prod.dim_int")

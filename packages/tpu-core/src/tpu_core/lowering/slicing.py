@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, size_array
+from tpu_core.dtypes import cast
 from tpu_core.lowering.gather_scatter import scatter_slices
 from tpu_core.lowering.registry import lowering
 
@@ -61,8 +62,8 @@ def slice_backward(
 
 
 def _write(x: jax.Array, src: jax.Array, dim: int, start: int) -> jax.Array:
-    at = [np.int32(0)] * x.ndim
-    at[dim] = size_array(start, np.int32 if x.shape[dim] < 2**31 else np.int64)
+    at: list[Any] = [np.int32(0)] * x.ndim
+    at[dim] = cast(start, np.int32 if x.shape[dim] < 2**31 else np.int64)
     return lax.dynamic_update_slice(x, cast(src, x.dtype), at)
 
 
@@ -93,7 +94,7 @@ def slice_scatter(
         return _write(x, src, dim, first)
     position = lax.broadcasted_iota(np.int32, x.shape, dim)
     inside = (position >= first) & (position < last)
-    inside &= lax.rem(position - size_array(first, np.int32), np.int32(step)) == 0
+    inside &= lax.rem(position - cast(first, np.int32), np.int32(step)) == 0
     return jnp.where(inside, place(cast(src, x.dtype), size, dim, first, step), x)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpu_core.dtypes import cast, is_float, size_array
+from tpu_core.dtypes import cast, is_float
 from tpu_core.lowering.loss import pick
 from tpu_core.lowering.reduction import axes_of, keep, sum_over
 from tpu_core.lowering.registry import lowering
@@ -116,11 +116,11 @@ def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
         return _single(x)
     count = x.shape[dim]
     # Divided in the program: a number that follows from the size, so that padded arrays serve it.
-    rank = lax.div(size_array(count - 1, np.int32), np.int32(2))
+    rank = lax.div(cast(count - 1, np.int32), np.int32(2))
     if is_float(x.dtype):
         # NaNs are sorted last and keep their order.
         nans = _nan_count(x, dim)
-        rank = jnp.where(nans > 0, size_array(count, np.int32) - nans, rank)
+        rank = jnp.where(nans > 0, cast(count, np.int32) - nans, rank)
     return _select(x, dim, keepdim, rank)
 
 

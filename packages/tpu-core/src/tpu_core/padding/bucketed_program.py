@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from tpu_core.compiler.segment import RuntimeScalar, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding import padded_module
 from tpu_core.padding.family_signatures import FamilySignatures
+from tpu_core.padding.recording import shapes_of_slots
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Fit, Size, bucket
 from tpu_core.padding.synthetic import SyntheticRecordings
@@ -227,9 +227,7 @@ class BucketedProgram:
         """The sizes of a value."""
         assert self.fit is not None
         if self._shapes is None:
-            sizes = iter(self.fit.sizes)
-            slots = self.recordings[0].segment.slots
-            self._shapes = [tuple(itertools.islice(sizes, len(s.shape))) for s in slots]
+            self._shapes = shapes_of_slots(self.recordings[0].segment, self.fit.sizes)
         return self._shapes[slot]
 
     def buckets(self, values: Sequence[int], room: Sequence[int] | None = None) -> tuple[int, ...]:

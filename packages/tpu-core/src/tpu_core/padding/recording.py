@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +17,8 @@ from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import SLICE, WHOLE, Access
 from tpu_core.recorder.compute import LoweringCompute
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
+
+_T = TypeVar("_T")
 
 
 def describe(segment: Segment) -> tuple[str, list[int], int]:
@@ -42,6 +45,26 @@ def describe(segment: Segment) -> tuple[str, list[int], int]:
         places += own_places
         arguments += own_arguments
     return digest.hexdigest(), sizes + places + arguments, len(sizes) + len(places)
+
+
+def shapes_of_slots(segment: Segment, integers: Sequence[_T]) -> list[tuple[_T, ...]]:
+    """For each slot what stands in the place of its shape among the integers of `describe`."""
+    rest = iter(integers)
+    return [tuple(itertools.islice(rest, len(s.shape))) for s in segment.slots]
+
+
+def places_of_nodes(segment: Segment) -> list[list[range]]:
+    """For each node the positions of its sizes, places and arguments among the integers of
+    `describe`.
+    """
+    counts = [[len(own) for own in sizes_of_node(node)] for node in segment.nodes]
+    position = sum(len(s.shape) for s in segment.slots)
+    found: list[list[range]] = [[] for _ in counts]
+    for kind in range(3):
+        for own, count in zip(found, counts):
+            own.append(range(position, position + count[kind]))
+            position += count[kind]
+    return found
 
 
 def form_of_node(node: Node) -> str:

@@ -37,8 +37,8 @@ class Size:
     def is_static(self) -> bool:
         return not self.symbols
 
-    def value(self, values: Sequence[int]) -> int:
-        """The size where the symbols have these values."""
+    def value(self, values: Sequence[Any]) -> Any:
+        """The size where the symbols have these values: integers or symbolic dims."""
         if not self.symbols:
             return self.offset
         return self.scale * math.prod(values[s] for s in self.symbols) + self.offset
@@ -89,14 +89,14 @@ class Known:
     def holds(self, number: float, values: Sequence[int]) -> bool:
         """Return whether it is this number where the symbols have these values."""
         if not self.factors:
-            return _identical(number, self.constant)
+            return identical(number, self.constant)
         n = math.prod(size.value(values) for size in self.factors) + self.offset
         if self.numerator is None:
             return number == n
         return abs(number * n - self.numerator) <= self.rounding * self.numerator
 
 
-def _identical(a: float | None, b: float | None) -> bool:
+def identical(a: float | None, b: float | None) -> bool:
     """Return whether two numbers are the same bits: 0.0 is not -0.0, NaN is NaN."""
     if isinstance(a, float) and isinstance(b, float):
         return struct.pack("d", a) == struct.pack("d", b) or (a != a and b != b)
@@ -193,7 +193,7 @@ class Fit:
             seen: The number in each recording.
             dtype: Its dtype, which rounds a quotient.
         """
-        if all(_identical(n, seen[0]) for n in seen):
+        if all(identical(n, seen[0]) for n in seen):
             return Known(constant=seen[0])
         if not all(math.isfinite(n) for n in seen):
             return None

@@ -16,7 +16,7 @@ from jax import export
 from jax.extend.core import ClosedJaxpr
 
 from tpu_core.padding.jaxpr_signature import Signature, signature
-from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size
+from tpu_core.padding.sizes import Fit, Known, NotPaddableError
 from tpu_core.pjrt import symbolic_dims
 
 logger = logging.getLogger("tpu_core")
@@ -102,11 +102,4 @@ def _is(number: Any, known: Known, dims: Sequence[Any]) -> bool:
 
 
 def _count(known: Known, dims: Sequence[Any]) -> Any:
-    return math.prod(_expression(size, dims) for size in known.factors) + known.offset
-
-
-def _expression(size: Size, dims: Sequence[Any]) -> Any:
-    expression: Any = size.scale
-    for symbol in size.symbols:
-        expression = expression * dims[symbol]
-    return expression + size.offset
+    return math.prod(size.value(dims) for size in known.factors) + known.offset

@@ -19,9 +19,14 @@ import numpy as np
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding.jaxpr_signature import Signature
-from tpu_core.padding.recording import form_of_node, sizes_of_node, with_integers
+from tpu_core.padding.recording import (
+    form_of_node,
+    places_of_nodes,
+    shapes_of_slots,
+    with_integers,
+)
 from tpu_core.padding.segment_signature import Lifted, lifted_numbers, trace
-from tpu_core.padding.sizes import Fit, Size, _identical
+from tpu_core.padding.sizes import Fit, Size, identical
 from tpu_core.pjrt import symbolic_dims
 from tpu_core.recorder.compute import LoweringCompute
 from tpu_core.recorder.plan import NodePlan
@@ -110,10 +115,8 @@ class SymbolicSignatures:
         self._fit = fit
         self._rows = list(fit.values)
         self._relate()
-        self._places = _places(segments[0])
-        self._starts = [
-            sum(len(s.shape) for s in segments[0].slots[:i]) for i in range(len(segments[0].slots))
-        ]
+        self._places = places_of_nodes(segments[0])
+        self._shapes = shapes_of_slots(segments[0], fit.sizes)
 
     def _relate(self) -> None:
         self._expressions = _Expressions()
@@ -188,16 +191,8 @@ class SymbolicSignatures:
         if results is None:
             return None
         sizes = [[self._fit.sizes[i] for i in places] for places in self._places[index]]
-        operands = [
-            (
-                tuple(
-                    self._fit.sizes[self._starts[slot] + d]
-                    for d in range(len(self._segments[0].slots[slot].shape))
-                ),
-                self._segments[0].slots[slot].dtype,
-            )
-            for slot in nodes[0].operands
-        ]
+        slots = self._segments[0].slots
+        operands = [(self._shapes[i], slots[i].dtype) for i in nodes[0].operands]
         lifted = lifted_numbers(self._segments[0], index)
         compute: Any = plans[0].compute
         starts = [tuple(a.starts()) for a in (*plans[0].reads, *plans[0].writes)]
@@ -245,7 +240,7 @@ class SymbolicSignatures:
             dims[symbol] = relation.of(dims)
 
         def expressions(of: Sequence[Size]) -> tuple[Any, ...]:
-            return tuple(_expression(size, dims) for size in of)
+            return tuple(size.value(dims) for size in of)
 
         try:
             with symbolic_dims.comparing(free, sample) as conditions:
@@ -320,27 +315,6 @@ def _candidates(
             yield _Relation((s,), 0, value - columns[s][0])
 
 
-def _places(segment: Segment) -> list[list[range]]:
-    """For each node the positions of its sizes, places and arguments among the integers.
-
-    The order is that of `recording.describe`.
-    """
-    counts = [[len(own) for own in sizes_of_node(node)] for node in segment.nodes]
-    position = sum(len(s.shape) for s in segment.slots)
-    found: list[list[range]] = [[] for _ in counts]
-    for kind in range(3):
-        for own, count in zip(found, counts):
-            own.append(range(position, position + count[kind]))
-            position += count[kind]
-    return found
-
-
-def _expression(size: Size, dims: Sequence[Any]) -> Any:
-    if size.is_static:
-        return size.offset
-    return size.scale * math.prod(dims[s] for s in size.symbols) + size.offset
-
-
 def _avals(out: Any) -> list[Any]:
     """Shapes and dtypes of a computation's results, lists flattened."""
     if out is None:
@@ -349,4 +323,4 @@ def _avals(out: Any) -> list[Any]:
 
 
 def _equal(a: Signature, b: Signature) -> bool:
-    return a[:2] == b[:2] and len(a[2]) == len(b[2]) and all(map(_identical, a[2], b[2]))
+    return a[:2] == b[:2] and len(a[2]) == len(b[2]) and all(map(identical, a[2], b[2]))

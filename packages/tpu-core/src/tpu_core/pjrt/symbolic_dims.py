@@ -36,8 +36,8 @@ class Conditions:
         >>> with comparing([n], [5]) as conditions:
         ...     n < 8, n == 7  # in a trace
         (True, False)
-        >>> conditions.hold([6]), conditions.hold([7]), conditions.hold([9])
-        (True, False, False)
+        >>> list(conditions)
+        [(n0 - 8, '>=', False), (n0 - 7, '==', False)]
     """
 
     def __init__(self, dims: Sequence[Any], sample: Sequence[int]) -> None:
@@ -48,12 +48,6 @@ class Conditions:
     def __iter__(self) -> Iterator[tuple[Any, str, bool]]:
         """Each expression, with ``"=="`` or ``">="``, and whether that holds of it and zero."""
         return ((expression, kind, holds) for (expression, kind), holds in self._found.items())
-
-    def hold(self, values: Sequence[int]) -> bool:
-        """Return whether all turn out the same where the dims have these values."""
-        return all(
-            compared(value(expression, values), kind) == holds for expression, kind, holds in self
-        )
 
     def always_hold(self, values: Sequence[Sequence[int]] | None) -> bool:
         """Return whether all turn out the same within the bounds of the dims.
@@ -138,6 +132,8 @@ def comparing(dims: Sequence[Any], sample: Sequence[int]) -> Iterator[Conditions
     """
     global _traces
     conditions = Conditions(dims, sample)
+    # JAX has no hook for comparisons, so its own functions are replaced. To mypy a method, and a
+    # function of its signature, may not be assigned to.
     with _lock:
         _traces += 1
         _Expression.__eq__ = _noted_equals  # type: ignore[method-assign]
