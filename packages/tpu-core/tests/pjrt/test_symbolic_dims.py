@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
 
@@ -71,3 +72,14 @@ def test_what_holds_for_all_values() -> None:
     with symbolic_dims.comparing(dims, [2, 2]) as conditions:
         assert n != m
     assert not conditions.always_hold(None)
+
+
+def test_lookups_in_the_cache_of_shapes_are_no_comparisons() -> None:
+    # Of a few hundred sizes some lie beside that of a dim in the hash table.
+    kept = [jax.typeof(np.zeros((k, k + 1), np.float32)) for k in range(2, 400)]
+    for _ in range(100):
+        n, m = symbolic_dims.dims(2)
+        with symbolic_dims.comparing([n, m], [6, 9]) as conditions:
+            jax.make_jaxpr(jnp.negative)(jax.ShapeDtypeStruct((n, m), jnp.float32))
+        assert not list(conditions)
+    assert kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from jax import export
+from jax._src.core import ShapedArray
 from jax._src.export import shape_poly
 
 _Expression = shape_poly._DimExpr
@@ -23,6 +25,9 @@ _equals = _Expression.__eq__
 _at_least = shape_poly._geq_decision
 
 _INTEGERS = (int, np.integer)
+# Its cache of shapes compares one that is looked up with whatever lies near it in a hash table, and
+# holds another under another size.
+_INTERNING = ShapedArray.__new__.__code__
 
 # By expression and kind of comparison, whether it holds: == 0 or >= 0.
 _Found = dict[tuple[Any, str], bool]
@@ -128,7 +133,7 @@ def dims(count: int, smallest: int = 2, bounds: Sequence[int] = ()) -> Sequence[
 def comparing(dims: Sequence[Any], sample: Sequence[int]) -> Iterator[Conditions]:
     """Note comparisons of dims, and decide by a sample of their values which is larger.
 
-    Among them are those of JAX's caches. What a set or a dictionary is asked for is not seen.
+    What a set or a dictionary is asked for is not seen.
     """
     global _traces
     conditions = Conditions(dims, sample)
@@ -157,7 +162,8 @@ def _noted_equals(self: Any, other: Any) -> bool:
     token = _conditions.set(None)  # arithmetic compares, too
     try:
         equal = _equals(self, other)
-        if not equal and conditions.concern(self, other):
+        by_cache = sys._getframe(1).f_code is _INTERNING
+        if not equal and not by_cache and conditions.concern(self, other):
             conditions.differ(self, other)
         return equal
     finally:
