@@ -88,6 +88,8 @@ BUILD_INPUTS = ("pyproject.toml", "setup.py", "src/*/_version.py", "src/*/csrc/*
 # Those of tpu-core that change what each package with an extension has built.
 SHARED_INPUTS = ("src/tpu_core/cpp_build.py", "src/tpu_core/include/**/*.h")
 
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # git's name of it
+
 # `nox -s NAME --python 3.11` finds the sessions; the shared environment replaces nox's own.
 session = nox.session(python=PYTHON, venv_backend="none")
 
@@ -195,6 +197,8 @@ def step_lint(s: nox.Session) -> None:
     python(s, ROOT / "tools" / "cpp_tidy.py")
     python(s, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
     python(s, "tools/vocabulary.py")
+    # Conflict markers and trailing spaces, in any file.
+    s.run("git", "diff", "--check", EMPTY_TREE, external=True)
 
 
 def step_typecheck(s: nox.Session) -> None:

@@ -50,7 +50,8 @@ class Model(nn.Module):
             x = x.mean((2, 3))
         elif loss != "each":
             x = x.mean(1)
-        y = self.head(x)
+        # Autocast computes losses in float32 on the device, as on CUDA, and on the CPU does not.
+        y = self.head(x).float()
         if loss == "each" and not self.images:
             n = y.shape[1]
             valid = torch.arange(n, device=y.device) < data["lengths"][:, None]

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from tpu_compile.graphs import GRAPHS
 from tpu_compile.torch_compat import HAS_DEFAULT_BACKEND
 from tpu_core import config
+from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
 from tpu_core.pjrt import padded_array as arrays
 
@@ -190,6 +193,38 @@ def test_images() -> None:
     inputs = [[torch.randn(2, 2, n, 6)] for n in (10, 12, 14, 16)]
     counted = compare(model, inputs, marked={2: {}})
     assert counted["compiles"] <= 3, counted.reasons
+
+
+RESIZED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "bilinear": lambda x: F.interpolate(x, size=(9, 7), mode="bilinear").sin(),
+    "corners aligned": lambda x: F.interpolate(x, (9, 7), mode="bilinear", align_corners=True) * 2,
+    "averages": lambda x: F.adaptive_avg_pool2d(x, (4, 3)).sin(),
+    "maxima": lambda x: F.adaptive_max_pool2d(x, (4, 3)).sin(),
+    "padded": lambda x: F.pad(x, (0, 40 - x.shape[3], 0, 40 - x.shape[2])).cumsum(3),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_resizes_to_one_size(name: str) -> None:
+    sizes = ((16, 20), (17, 19), (22, 18), (19, 27), (20, 24), (18, 21))
+    counted = compare(RESIZED[name], [[torch.randn(2, 3, *n)] for n in sizes], dynamic=True)
+    assert counted["compiles"] <= 5, counted.reasons
+    assert counted["padded_executions"] >= 3
+
+
+def test_graphs_that_are_gone_count_as_programs() -> None:
+    """Beyond the limit of recompilations, whose programs' graphs `torch._dynamo.reset` dropped."""
+    # Of one line, which has the limit.
+    spectra = [lambda x: torch.fft.rfft(x).abs() * 2, lambda x: torch.fft.rfft(x).abs() * 3]
+    for spectrum in spectra:
+        torch._dynamo.reset()
+        compiled = torch.compile(spectrum, dynamic=True)
+        gc.collect()
+        with config.override(recompile_limit=4), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecompileLimitWarning)
+            for n in range(5, 11):
+                x = torch.randn(n)
+                torch.testing.assert_close(compiled(x.to("tpu")).cpu(), spectrum(x))
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

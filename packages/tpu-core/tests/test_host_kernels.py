@@ -290,6 +290,17 @@ def test_a_dtype_that_lowerings_have_and_the_cpu_has_not() -> None:
         torch.ones(2, device="tpu") & torch.ones(2, device="tpu")
 
 
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("size", [(4, 1), (9, 1), (4, 2)])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiased_images_of_width_1(mode: str, size: tuple[int, int]) -> None:
+    """The CPU's kernel gives each row the first one's result, unless channels come last."""
+    x = torch.randn(2, 3, 8, 5)
+    last = x.contiguous(memory_format=torch.channels_last)
+    expected = F.interpolate(last, size, mode=mode, antialias=True)
+    assert_close(F.interpolate(x.to("tpu"), size, mode=mode, antialias=True).cpu(), expected)
+
+
 def test_a_program_gives_an_element_that_is_there_once() -> None:
     """As the gradient of a sum is, in a compiled graph."""
     base = torch.arange(3.0).reshape(3, 1)

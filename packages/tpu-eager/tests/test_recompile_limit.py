@@ -34,17 +34,16 @@ def finish(x: torch.Tensor) -> torch.Tensor:
     return F.softmax(x, dim=1).log().sum(0)
 
 
-def crops(seed: int) -> Callable[[int], None]:
-    """A crop of another size each time, pooled and multiplied: its pooling cannot be padded."""
-    draw, weight = random.Random(seed), torch.randn(16, 3)
+def spectra(seed: int) -> Callable[[int], None]:
+    """The spectrum of another length each time, multiplied: its FFT cannot be padded."""
+    draw, weight = random.Random(seed), torch.randn(4, 3)
 
     def step(size: int) -> None:
-        x = torch.randn(2, 1, 30, 30)
-        h, w = (size, size) if size else (draw.randrange(9, 29), draw.randrange(9, 29))
+        x = torch.randn(2, 99)
+        n = size or draw.randrange(9, 99)
 
         def of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            small = F.adaptive_max_pool2d(x[..., :h, :w], (4, 4))
-            return finish(small.flatten(1) @ weight)
+            return finish(torch.fft.rfft(x[:, :n]).abs()[:, :4] @ weight)
 
         torch.testing.assert_close(of(x.to("tpu"), weight.to("tpu")).cpu(), of(x, weight))
 
@@ -58,12 +57,12 @@ def no_sites() -> None:
 
 
 def test_what_cannot_be_padded_runs_by_cpu_kernels():
-    step = crops(1)
+    step = spectra(1)
     with pytest.warns(RecompileLimitWarning) as caught:
         compiles(step, [0] * (2 * LIMIT))
     assert len(caught) == 1
     text = str(caught[0].message)
-    assert "aten.adaptive_max_pool2d.default" in text and "TPU_RECOMPILE_LIMIT=0" in text
+    assert "aten._fft_r2c.default" in text and "TPU_RECOMPILE_LIMIT=0" in text
     assert caught[0].filename == __file__
     before = METRICS.snapshot()
     with warnings.catch_warnings():
@@ -76,7 +75,7 @@ def test_what_cannot_be_padded_runs_by_cpu_kernels():
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
 def test_a_size_that_stays_is_compiled_beyond_the_limit():
-    step = crops(2)
+    step = spectra(2)
     compiles(step, [0] * (2 * LIMIT))
     assert compiles(step, [29] * recompile_limit._IN_A_ROW) == 1
     before = METRICS.snapshot()
@@ -86,8 +85,8 @@ def test_a_size_that_stays_is_compiled_beyond_the_limit():
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
 def test_a_new_phase_of_many_sizes_is_padded():
-    crop, draw = crops(3), random.Random(3)
-    compiles(crop, [0] * (2 * LIMIT))
+    spectrum, draw = spectra(3), random.Random(3)
+    compiles(spectrum, [0] * (2 * LIMIT))
 
     def step(_: int) -> None:
         x = torch.randn(draw.randrange(9, 60), 5)
@@ -152,14 +151,14 @@ def test_buckets_of_sizes_count_as_few_programs():
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
 @pytest.mark.parametrize("settings", [{"recompile_limit": 0}, {"fallback": "error"}])
 def test_without_the_limit_each_step_is_compiled(settings):
-    step = crops(len(str(settings)))
+    step = spectra(len(str(settings)))
     with override(**settings):
         assert compiles(step, [0] * (3 * LIMIT)) >= 2 * LIMIT
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
 def test_modes_of_the_user_are_not_those_of_the_kernels():
-    step, draw = crops(5), random.Random(5)
+    step, draw = spectra(5), random.Random(5)
 
     def pieces(x: torch.Tensor, counts: list[int]) -> torch.Tensor:
         rows = [x[torch.arange(n, device=x.device)] for n in counts]  # with words of checks

@@ -84,6 +84,7 @@ def _example(
         lambda: (linalg.cholesky(square), linalg.lu(square), linalg.triangular_solve(square, x.T)),
         lambda: (linalg.qr(x, full_matrices=False), linalg.svd(x, compute_uv=False)),
         lambda: (linalg.lu_pivots_to_permutation(i[:, 0], n), jnp.linalg.solve(square, x[:, 0])),
+        lambda: (linalg.eigh(square), lax.fft(x, "RFFT", (4,))),
         lambda: looped(x),
         lambda: (lax.integer_pow(x, 3), lax.convert_element_type(x, np.int32), jnp.exp(x)),
         lambda: (

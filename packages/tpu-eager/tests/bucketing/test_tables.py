@@ -27,6 +27,11 @@ def interpolate(**options: object) -> Function:
     return lambda x: F.interpolate(x, **options)
 
 
+def interpolated_grid(x: torch.Tensor, **options: object) -> torch.Tensor:
+    grid = x.mean((2, 3), keepdim=True) * torch.linspace(0, 2, 24, device=x.device).view(4, 6)
+    return x * F.interpolate(grid, size=x.shape[-2:], **options)
+
+
 FUNCTIONS: dict[str, Function] = {
     "bilinear": interpolate(scale_factor=2, mode="bilinear"),
     "bilinear, corners aligned": interpolate(scale_factor=2, mode="bilinear", align_corners=True),
@@ -40,6 +45,13 @@ FUNCTIONS: dict[str, Function] = {
     "a crop to a fixed size": lambda x: F.interpolate(x[..., 1:, 2:], size=(5, 6), mode="bilinear"),
     "a crop to the nearest": lambda x: F.interpolate(x[..., 1:, 2:], size=(5, 7)),
     "adaptive pooling": lambda x: F.adaptive_avg_pool2d(x[..., 1:, 1:], (5, 7)),
+    # Some of the sizes are multiples of the grid's or equal to it, and most are not.
+    "a fixed grid, bicubic": lambda x: interpolated_grid(x, mode="bicubic"),
+    "a fixed grid, bilinear": lambda x: interpolated_grid(x, mode="bilinear"),
+    "a fixed grid, nearest": lambda x: interpolated_grid(x),
+    "to a fixed size, antialiased": interpolate(size=(7, 9), mode="bicubic", antialias=True),
+    "even and uneven averages": lambda x: F.adaptive_avg_pool2d(x, (4, 6)),
+    "even and uneven maxima": lambda x: F.adaptive_max_pool2d(x, (4, 6)),
     "of a fixed size, in varying batches": lambda x: F.interpolate(
         x.mean((2, 3), keepdim=True) * torch.ones(5, 7, device=x.device),
         size=(9, 11),

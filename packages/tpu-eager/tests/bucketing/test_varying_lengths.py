@@ -55,3 +55,35 @@ def test_connectionist_temporal_classification() -> None:
 
     assert compiles(step, range(24)) <= 16
     assert compiles(step, range(24, 34)) <= 1
+
+
+FULL = 40
+PADDED_TO_A_SIZE = {
+    "behind": lambda x: F.pad(x, (0, 0, 0, FULL - x.shape[1])) * 2,
+    "in front": lambda x: F.pad(x, (0, 0, FULL - x.shape[1], 0), value=3.0).exp(),
+    "the logarithms": lambda x: F.pad(
+        x.log_softmax(1), (0, 0, 0, FULL - x.shape[1]), value=float("-inf")
+    ).logsumexp(1),
+    "a slice": lambda x: F.pad(x[:, 1:], (0, 0, 0, FULL + 1 - x.shape[1])).cumsum(1),
+    "in front and behind": lambda x: F.pad(x, (0, 0, 2, FULL - 2 - x.shape[1])).flip(1),
+    "zeros behind": lambda x: torch.cat([x, x.new_zeros(len(x), FULL - x.shape[1], 3)], 1).cos(),
+    "spectra": lambda x: torch.fft.rfft(x.transpose(1, 2), n=FULL).abs(),
+    "by more and by less": lambda x: F.pad(x, (0, 0, 0, 12 - x.shape[1])).sin(),
+}
+
+
+@pytest.mark.parametrize("name", PADDED_TO_A_SIZE)
+def test_padding_to_one_size(name: str) -> None:
+    function, draw = PADDED_TO_A_SIZE[name], random.Random(7)
+
+    def step(_: int) -> None:
+        x = torch.randn(draw.randint(2, 6), draw.randint(3, 33), 3)
+        results = []
+        for given in (x.clone().requires_grad_(), x.to("tpu").requires_grad_()):
+            y = function(given)
+            (y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum().backward()
+            results += [y.detach().cpu(), given.grad.cpu()]
+        torch.testing.assert_close(results[2:], results[:2], rtol=1e-4, atol=1e-5)
+
+    assert compiles(step, range(14)) <= 8
+    assert compiles(step, range(10)) <= 2

@@ -10,7 +10,7 @@ class RecompileLimitWarning(TpuWarning):
 
     **How it happens.** Sizes that vary are served by a few programs on padded arrays. Where the ops
     themselves differ, as a loop that joins another number of tensors in each step, or where an op
-    has no rule for padded arrays, as adaptive maxima of crops, each step would be another program.
+    has no rule for padded arrays, as FFTs of other lengths, each step would be another program.
     After `TPU_RECOMPILE_LIMIT` programs for one line (8) what differs runs by PyTorch's CPU kernels
     from then on, and the ops before and after it as programs. The results are the same; on a TPU
     each step copies what that part reads to the host, and waits. What comes again 8 times in a row
@@ -18,15 +18,15 @@ class RecompileLimitWarning(TpuWarning):
 
     ```console
     train.py:31: RecompileLimitWarning: [TPU1022] 8 programs were compiled for this step, and its...
-      first op that differs: aten.adaptive_max_pool2d.default
-      not on padded arrays: train.py:31/aten.adaptive_max_pool2d: its ops depend on a size
+      first op that differs: aten._fft_r2c.default
+      not on padded arrays: train.py:31/aten._fft_r2c: the parameter 'fft_lengths' of 'fft' ...
       from now on: what differs runs by CPU kernels, products aside, and the rest as programs
       step ends at: train.py:34 in step
     ```
 
     **How to fix it.** Make the steps alike: pad to a few lengths and mask the rest, `torch.where(
     mask, x, 0)` instead of a loop over what the mask selects, one `index_select` instead of a
-    `cat` of slices, `F.interpolate` to one size in place of adaptive maxima.
+    `cat` of slices, `torch.fft.rfft(x, n=longest)` in place of one of each length.
     `TPU_RECOMPILE_LIMIT=0` compiles each step, `TPU_FALLBACK=error` keeps the CPU out of it;
     `torch.tpu.compile_report()` lists the parts by line, and `TPU_PERFORMANCE_WARNINGS=0` silences
     the warning.

@@ -18,8 +18,8 @@ from jax import lax
 from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.pooling import lowest, scatter_planes
 from tpu_core.lowering.registry import lowering
-from tpu_core.lowering.tables import table
-from tpu_core.lowering.weighted_gather import DENSE, WeightedGather, apply, sum_weighted
+from tpu_core.lowering.tables import are_inputs, table
+from tpu_core.lowering.weighted_gather import WeightedGather, apply, candidates
 
 
 def _bounds(size: int, outputs: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -34,21 +34,9 @@ def _window_map(size: int, outputs: int) -> WeightedGather:
     width = int((stop - start).max(initial=0))
     index = start[:, None] + np.arange(width)[None]
     inside = index < stop[:, None]
-    return WeightedGather(np.where(inside, index, start[:, None]), inside.astype(np.float64), size)
-
-
-def _sums(x: jax.Array, axis: int, size: int, outputs: int, transposed: bool = False) -> jax.Array:
-    """Sums over the windows along one axis, or what each window gives to its elements."""
-    if size == outputs:
-        return x
-    if x.size and 0 < size * outputs <= DENSE:
-        # How many elements a window has depends on the size, so each window asks for each.
-        start, stop = (bound[:, None] for bound in _bounds(size, outputs))
-        position = np.arange(size)
-        inside = (start <= position) & (position < stop)
-        return sum_weighted(x, axis, inside.T if transposed else inside)
-    m = _window_map(size, outputs)
-    return apply(x, axis, m.transpose() if transposed else m)
+    index = np.where(inside, index, start[:, None])
+    # How many elements a window has depends on the size.
+    return WeightedGather(index, inside.astype(np.float64), size, are_inputs(), terms_vary=True)
 
 
 def _counts(sizes: Sequence[int], outputs: Sequence[int], dtype: Any) -> jax.Array:
@@ -56,7 +44,7 @@ def _counts(sizes: Sequence[int], outputs: Sequence[int], dtype: Any) -> jax.Arr
     for i, (size, n) in enumerate(zip(sizes, outputs)):
         start, stop = _bounds(size, n)
         counts = (stop - start).astype(dtype)
-        if n and (size == n or _even(sizes, outputs)):
+        if n and _even(sizes, outputs):
             total = total * jnp.asarray(counts[0])
         else:
             shape = [1] * len(sizes)
@@ -66,6 +54,9 @@ def _counts(sizes: Sequence[int], outputs: Sequence[int], dtype: Any) -> jax.Arr
 
 
 def _even(sizes: Sequence[int], outputs: Sequence[int]) -> bool:
+    """Return whether a reshape makes the windows, which one window of each size is."""
+    if are_inputs():
+        return all(n == 1 for n in outputs)
     return all(n > 0 and size % n == 0 for size, n in zip(sizes, outputs))
 
 
@@ -86,7 +77,7 @@ def _adaptive_avg_pool(x: jax.Array, outputs: Sequence[int]) -> jax.Array:
     else:
         total = x
         for i, (size, n) in enumerate(zip(sizes, outputs)):
-            total = _sums(total, lead + i, size, n)
+            total = apply(total, lead + i, _window_map(size, n))
     return total / _counts(sizes, outputs, total.dtype)
 
 
@@ -101,7 +92,7 @@ def _adaptive_avg_pool_backward(grad: jax.Array, x: jax.Array, rank: int) -> jax
         spread = jnp.broadcast_to(grad, (*x.shape[:lead], *(v for pair in pairs for v in pair)))
         return spread.reshape(x.shape)
     for i, (size, n) in enumerate(zip(sizes, outputs)):
-        grad = _sums(grad, lead + i, size, n, transposed=True)
+        grad = apply(grad, lead + i, _window_map(size, n).transpose())
     return grad
 
 
@@ -122,10 +113,12 @@ def pick_maximum(
 def _adaptive_max_pool(x: jax.Array, outputs: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     rank = len(outputs)
     lead, sizes = x.ndim - rank, x.shape[x.ndim - rank :]
-    axes = tuple(lead + 2 * i + 1 for i in range(rank))
     if 0 in outputs or 0 in x.shape:
         shape = (*x.shape[:lead], *outputs)
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, np.int32)
+    if are_inputs() and not _even(sizes, outputs):
+        return _maximum_by_tables(x, outputs)
+    axes = tuple(lead + 2 * i + 1 for i in range(rank))
     positions, inside = jnp.zeros((), np.int32), np.ones((1,) * 2 * rank, np.bool_)
     for i, (size, n) in enumerate(zip(sizes, outputs)):
         axis = lead + 2 * i
@@ -146,6 +139,24 @@ def _adaptive_max_pool(x: jax.Array, outputs: Sequence[int]) -> tuple[jax.Array,
         x = jnp.where(inside, x, lowest(x.dtype))
         positions = jnp.where(inside, positions, np.int32(np.iinfo(np.int32).max))
     return pick_maximum(x, positions, axes)
+
+
+def _maximum_by_tables(x: jax.Array, outputs: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """As `_adaptive_max_pool`, by ops that do not depend on the sizes: one dim after the other."""
+    lead = x.ndim - len(outputs)
+    sizes = x.shape[lead:]
+    positions = jnp.zeros(x.shape, np.int32)
+    for i in reversed(range(len(outputs))):
+        axis, step = lead + i, math.prod(sizes[i + 1 :])
+        own = lax.broadcasted_iota(np.int32, positions.shape, axis)
+        m = _window_map(sizes[i], outputs[i])
+        values, weight = candidates(x, axis, m)
+        there, _ = candidates(positions + own * step, axis, m)
+        inside = table((weight != 0).reshape(*weight.shape, *(1,) * (x.ndim - axis - 1)), bool)
+        values = jnp.where(inside, values, lowest(x.dtype))
+        there = jnp.where(inside, there, np.int32(np.iinfo(np.int32).max))
+        x, positions = pick_maximum(values, there, (axis + 1,))
+    return x, positions
 
 
 @lowering("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")

@@ -18,7 +18,8 @@ import numpy as np
 
 from tpu_core.dtypes import cast, is_float, op_math
 from tpu_core.lowering.registry import lowering
-from tpu_core.lowering.weighted_gather import WeightedGather, apply, apply_transposed
+from tpu_core.lowering.tables import are_inputs
+from tpu_core.lowering.weighted_gather import WeightedGather, apply
 
 
 def _scale(size: int, outputs: int, align_corners: bool, scale: float | None, real: Any) -> Any:
@@ -61,9 +62,9 @@ def nearest_exact_map(
 def linear_map(
     size: int, outputs: int, align_corners: bool, scale: float | None, real: Any
 ) -> WeightedGather:
-    if size == outputs:
-        return WeightedGather.select(np.arange(size), size)
     source = np.maximum(_source(size, outputs, align_corners, scale, real), real(0))
+    if size == outputs:  # whatever the scale
+        source = np.arange(size, dtype=real)
     low = np.minimum(np.floor(source).astype(np.int64), size - 1)
     fraction = np.clip(source - low.astype(real), real(0), real(1))
     high = np.minimum(low + 1, size - 1)
@@ -125,9 +126,8 @@ def _antialiased(kernel: Callable[[Any], Any], taps: int) -> Callable[..., Weigh
         weight = np.where(index < stop[:, None], weight, 0).astype(real)
         total = weight.sum(1, keepdims=True)
         weight = weight / np.where(total == 0, real(1), total)
-        return WeightedGather(
-            np.where(weight != 0, index, start[:, None]).clip(0, size - 1), weight, size
-        )
+        index = np.where(weight != 0, index, start[:, None]).clip(0, size - 1)
+        return WeightedGather(index, weight, size, terms_vary=True)
 
     return table
 
@@ -144,8 +144,9 @@ def _maps(
     made = []
     for size, n, scale in zip(sizes, outputs, scales):
         m = table(size, n, align_corners, scale, real)
-        # A given scale is a factor of all sizes, as a whole number of outputs an input mostly is.
-        made.append(replace(m, alike=scale is None and size != n and n % max(size, 1) != 0))
+        # A given scale is a factor of all sizes: each input is repeated as often.
+        repeats = m.index.shape[1] == 1 and scale is not None and scale >= 1 and scale % 1 == 0
+        made.append(replace(m, alike=are_inputs() and not repeats))
     return made
 
 
@@ -168,7 +169,7 @@ def _gradient(grad: jax.Array, maps: Sequence[WeightedGather]) -> jax.Array:
     lead = grad.ndim - len(maps)
     grad = cast(grad, op_math(grad.dtype))
     for i, m in enumerate(maps):
-        grad = apply_transposed(grad, lead + i, m)
+        grad = apply(grad, lead + i, m.transpose())
     return grad
 
 

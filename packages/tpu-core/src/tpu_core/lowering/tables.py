@@ -43,6 +43,17 @@ def table(values: Any, dtype: Any) -> jax.Array:
     return other
 
 
+def are_inputs() -> bool:
+    """Return whether tables are inputs, so that a lowering's ops must be those of other sizes.
+
+    A program for fixed sizes takes slices and repeats where a table would hold no more than them.
+
+    Example:
+        >>> x.reshape(n, -1).sum(1) if not are_inputs() else pool_by_table(x)
+    """
+    return _made.get() is not None or _given.get() is not None
+
+
 @contextlib.contextmanager
 def collected() -> Iterator[list[Table]]:
     """The tables that lowerings make, in order."""

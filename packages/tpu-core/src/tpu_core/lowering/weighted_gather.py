@@ -7,7 +7,7 @@ gradients are the maps' transposes, so that no gradient needs a scatter.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,8 +20,9 @@ from tpu_core.lowering.tables import table
 _UNROLL = 8
 # An index that is at most this many runs of equal steps is slices, not a gather.
 _RUNS = 4
-# Pairs of an input and an output up to which a gradient goes through all of them.
-DENSE = 4096
+# Pairs of an input and an output up to which all of them are candidates, so that the ops are the
+# same at all sizes. Beyond, the number of candidates is a power of two.
+_DENSE = 4096
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,14 @@ class WeightedGather:
         size: Length of the input's axis.
         alike: Whether maps of other sizes are to be the same ops with other tables, so that padded
             arrays serve them; else an index that is few slices becomes slices.
+        terms_vary: Whether maps of other sizes have other numbers of terms.
     """
 
     index: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
     size: int
     alike: bool = False
+    terms_vary: bool = False
 
     @staticmethod
     def select(index: Any, size: int) -> WeightedGather:
@@ -60,11 +63,20 @@ class WeightedGather:
         for j, t in enumerate(terms):
             index[j, : len(t)] = list(t.keys())
             weight[j, : len(t)] = list(t.values())
-        return WeightedGather(index, weight, len(self.index))
+        return WeightedGather(index, weight, len(self.index), self.alike, terms_vary=True)
+
+    def matrix(self) -> np.ndarray[Any, Any]:
+        """The weights of all inputs, ``[outputs, size]``."""
+        weight = np.zeros((len(self.index), self.size))
+        np.add.at(weight, (np.arange(len(self.index)), self.index.T), self.weight.T)
+        return weight
 
 
 def apply(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
     """Apply a map along one axis, in ``x``'s dtype. Missing terms never bring in a NaN."""
+    if not m.alike:  # terms that no output has
+        used = np.any(m.weight != 0, axis=0)
+        m = replace(m, index=m.index[:, used], weight=m.weight[:, used])
     outputs, terms = m.index.shape
     shape = (*x.shape[:axis], outputs, *x.shape[axis + 1 :])
     if terms == 0 or 0 in shape or x.size == 0:
@@ -91,49 +103,43 @@ def apply(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
 
 def _apply_tables(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
     """As `apply`, by ops that do not depend on what the map holds."""
-    selects = m.index.shape[1] == 1  # each of an input that there is, by a weight of 1
+    if m.terms_vary:
+        y, weight = candidates(x, axis, m)
+        return jnp.sum(_weigh_by_table(y, axis, weight), axis=axis + 1)
     parts = []
     for index, weight in zip(m.index.T, m.weight.T):
         part = jnp.take(x, table(index, np.int32), axis=axis, mode="clip")
-        if not selects:
-            weight = weight.reshape((-1,) + (1,) * (x.ndim - axis - 1))
-            zero = jnp.zeros((), x.dtype)
-            part = jnp.where(table(weight != 0, bool), part * table(weight, x.dtype), zero)
-        parts.append(part)
+        # One term is an input that there is, by a weight of 1.
+        parts.append(part if m.weight.shape[1] == 1 else _weigh_by_table(part, axis, weight))
     return functools.reduce(jnp.add, parts)
 
 
-def apply_transposed(x: jax.Array, axis: int, m: WeightedGather) -> jax.Array:
-    """Apply the map of the gradient along one axis: `apply` of ``m.transpose()``."""
-    outputs, _ = m.index.shape
-    if not m.alike or not 0 < outputs * m.size <= DENSE or x.size == 0:
-        return apply(x, axis, m.transpose())
-    # How many outputs read an input depends on the sizes, so each is asked for each.
-    weight = np.zeros((m.size, outputs))
-    np.add.at(weight, (m.index.T, np.arange(outputs)), m.weight.T)
-    return sum_weighted(x, axis, weight != 0, weight)
-
-
-def sum_weighted(
-    x: jax.Array,
-    axis: int,
-    present: np.ndarray[Any, Any],
-    weight: np.ndarray[Any, Any] | None = None,
-) -> jax.Array:
-    """The map along one axis that is given by a matrix ``[outputs, size]``.
+def candidates(
+    x: jax.Array, axis: int, m: WeightedGather
+) -> tuple[jax.Array, np.ndarray[Any, Any]]:
+    """The inputs that outputs may read, by ops that do not depend on what the map holds.
 
     Args:
         x: The operand.
         axis: The axis.
-        present: Inputs that each output sums up.
-        weight: Their weights; 1 unless given.
+        m: The map.
+
+    Returns:
+        ``x`` with (outputs, candidates) in place of the axis, where outputs may be 1 for all, and
+        the weights ``[outputs, candidates]``, which are 0 where a candidate is none.
     """
-    shape = (*present.shape, *(1,) * (x.ndim - axis - 1))
-    terms = jnp.expand_dims(x, axis)
-    if weight is not None:
-        terms = terms * table(weight.reshape(shape), x.dtype)
-    kept = jnp.where(table(present.reshape(shape), bool), terms, jnp.zeros((), x.dtype))
-    return jnp.sum(kept, axis + 1)
+    outputs, terms = m.index.shape
+    if outputs * m.size <= _DENSE:
+        return jnp.expand_dims(x, axis), m.matrix()
+    missing = ((0, 0), (0, (1 << (terms - 1).bit_length()) - terms))
+    index, weight = np.pad(m.index, missing), np.pad(m.weight, missing)
+    return jnp.take(x, table(index, np.int32), axis=axis, mode="clip"), weight
+
+
+def _weigh_by_table(x: jax.Array, axis: int, weight: np.ndarray[Any, Any]) -> jax.Array:
+    """As `_weigh`, by ops that do not depend on the weights."""
+    weight = weight.reshape(*weight.shape, *(1,) * (x.ndim - axis - weight.ndim))
+    return jnp.where(table(weight != 0, bool), x * table(weight, x.dtype), jnp.zeros((), x.dtype))
 
 
 def _weigh(x: jax.Array, axis: int, weight: np.ndarray[Any, Any]) -> jax.Array:

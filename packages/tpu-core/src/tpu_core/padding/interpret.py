@@ -96,8 +96,10 @@ class PaddingContext:
             )
         sizes = [jnp.asarray(self.space.actual(size)) for size in known.factors]
         actual = functools.reduce(jnp.multiply, sizes) + known.offset
-        if known.numerator is None:
+        if known.numerator is None and known.divisor == 1:
             return actual.astype(dtype)
+        if known.numerator is None:
+            return (actual.astype(np.float64) / known.divisor).astype(dtype)
         return (known.numerator / actual.astype(np.float64)).astype(dtype)
 
 

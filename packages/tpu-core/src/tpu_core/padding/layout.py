@@ -93,7 +93,7 @@ class Space:
 
     def padded(self, size: Size) -> int:
         """The size in memory inside the program."""
-        return size.value(self.buckets)
+        return size.offset if size.scale < 0 else size.value(self.buckets)
 
     def length(self, dim: Dim) -> int:
         """Size of a dim in memory."""

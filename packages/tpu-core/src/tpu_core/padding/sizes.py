@@ -2,7 +2,8 @@
 
 Two recordings of one program differ in some integers. Sizes of tensors come first, then their
 strides and offsets, and may vary: the first that differ become symbols. Every other integer (an
-argument that is declared a size) must be a `Size` of them: ``scale * product(symbols) + offset``.
+argument that is declared a size) must be a `Size` of them: ``scale * product(symbols) + offset``,
+or the rest that a symbol leaves of a static size.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tpu_core.errors import NotPaddableError as NotPaddableError
 @dataclass(frozen=True, slots=True)
 class Size:
     """``scale * product(symbols) + offset``; without symbols, the static size ``offset``.
+
+    A scale of -1 is the rest of a static size, as the padding up to it: the offset is the most.
 
     Example:
         >>> Size(2, (0,), 1).value([10])
@@ -45,7 +48,7 @@ class Size:
 
     def bound(self, buckets: Sequence[int]) -> int:
         """Its size in arrays between programs, whose symbols are padded to ``buckets``."""
-        if not self.symbols:
+        if not self.symbols or self.scale < 0:
             return self.offset
         return self.scale * math.prod(buckets[s] for s in self.symbols)
 
@@ -67,7 +70,8 @@ _NEXT_TO_PRODUCTS = ((1, 1), (1, -1))
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A number inside an op: always the same, a count, or one or two divided by a count.
+    """A number inside an op: always the same, a count, a count divided by a number that is always
+    the same, or one or two divided by a count.
 
     A count is a size, or the product of several with a small offset: of the elements of an image
     whose height is a size less 2.
@@ -76,24 +80,28 @@ class Known:
         constant: The number, where it is always the same.
         factors: The sizes whose product is the count, less its offset.
         offset: Summand beside the product.
-        numerator: The number that the count divides; None where the number is the count itself.
-        rounding: Relative error of the quotient, as its dtype rounds.
+        divisor: The number that divides the count.
+        numerator: The number that the count divides; None where the count is not the divisor.
+        dtype: The quotient's, to which it is rounded.
     """
 
     constant: float | None = None
     factors: tuple[Size, ...] = ()
     offset: int = 0
+    divisor: int = 1
     numerator: int | None = None
-    rounding: float = 0.0
+    dtype: str = ""
 
     def holds(self, number: float, values: Sequence[int]) -> bool:
         """Return whether it is this number where the symbols have these values."""
         if not self.factors:
             return identical(number, self.constant)
         n = math.prod(size.value(values) for size in self.factors) + self.offset
-        if self.numerator is None:
+        if self.numerator is None and self.divisor == 1:
             return number == n
-        return abs(number * n - self.numerator) <= self.rounding * self.numerator
+        if self.numerator is None:  # exactly: a place that is read may follow from it
+            return bool(np.dtype(self.dtype).type(n / self.divisor) == number)
+        return abs(number * n - self.numerator) <= np.finfo(self.dtype).eps * self.numerator
 
 
 def identical(a: float | None, b: float | None) -> bool:
@@ -140,6 +148,8 @@ class Fit:
             if size is not None and tensors is not None and position < tensors:
                 size = None if _may_be_chance(size, len(columns[0])) else size
             if size is None and tensors is not None and position >= tensors:
+                size = self._rest(seen)
+            if size is None and tensors is not None and position >= tensors:
                 numbers = ", ".join(map(str, seen))
                 self.problem = f"an argument that was {numbers} follows no size of a tensor"
                 size = static(-1)
@@ -167,6 +177,14 @@ class Fit:
                 if line and (degree == 1 or line[1] == 0 or line in _NEXT_TO_PRODUCTS):
                     found.append((_likelihood(degree, *line), Size(line[0], symbols, line[1])))
         return min(found, key=lambda x: x[0])[1] if found else None
+
+    def _rest(self, seen: Sequence[int]) -> Size | None:
+        """The rest that a symbol leaves of a static size; None where it is the rest of none."""
+        for symbol in range(len(self.symbols)):
+            totals = {values[symbol] + n for values, n in zip(self.values, seen)}
+            if len(totals) == 1:
+                return Size(-1, (symbol,), totals.pop())
+        return None
 
     def derive(self, seen: Sequence[int]) -> Size | None:
         """As `express`, for integers that are not compared with those of later recordings.
@@ -203,15 +221,27 @@ class Fit:
                 return Known(factors=count[0], offset=count[1])
         if np.dtype(dtype).kind != "f" or not all(seen):
             return None
-        rounding = float(np.finfo(dtype).eps)
+        rounded = np.dtype(dtype).name
         for numerator in NUMERATORS:
             count = self._count([round(numerator / n) for n in seen])
             if count is None:
                 continue
             factors, offset = count
-            known = Known(None, factors, offset, numerator, rounding)
+            known = Known(None, factors, offset, 1, numerator, rounded)
             if all(map(known.holds, seen, self.values)):
                 return known
+        return self._share(seen, rounded)
+
+    def _share(self, seen: Sequence[float], dtype: str) -> Known | None:
+        """A size, or the integer next to it, divided by one number: the step of a resize."""
+        for column, size in self._known.items():
+            if size.is_static:
+                continue
+            for offset in (0, -1):
+                divisor = round((column[0] + offset) / seen[0])
+                known = Known(None, (size,), offset, divisor, None, dtype)
+                if divisor > 1 and all(map(known.holds, seen, self.values)):
+                    return known
         return None
 
     def _count(self, seen: Sequence[int]) -> tuple[tuple[Size, ...], int] | None:

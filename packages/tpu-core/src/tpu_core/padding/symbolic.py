@@ -98,7 +98,9 @@ def _holds_symbolically(
 def _is(number: Any, known: Known, dims: Sequence[Any]) -> bool:
     if not known.factors:
         return not export.is_symbolic_dim(number) and known.holds(number, ())
-    return known.numerator is None and bool(number == _count(known, dims))
+    if known.numerator is not None or known.divisor != 1:
+        return False
+    return bool(number == _count(known, dims))
 
 
 def _count(known: Known, dims: Sequence[Any]) -> Any:

@@ -100,6 +100,7 @@ class RecompileLimit:
         """Count a program that was compiled, or loaded: another process comes to the same parts."""
         site = self._site(s)
         site.programs += 1
+        site.seconds += compile_seconds(s.nodes)  # now: a graph in it may be gone later
         site.unread.append(s)
 
     def padded(self, s: Segment, form: str) -> None:
@@ -237,7 +238,6 @@ def _read(site: _Site) -> None:
         site.ops.append(_forms(s))
         site.sizes.append(_sizes(s))
         site.forms[form] += 1
-        site.seconds += compile_seconds(s.nodes)
         if left := site.allowed.get(form):
             site.allowed[form] = left - 1
 

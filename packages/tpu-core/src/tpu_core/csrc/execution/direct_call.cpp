@@ -44,7 +44,7 @@ bool is_direct(const OpDescription& d) {
   if (known >= 0) return known != 0;
   const bool is_recordable = !d.handler || d.handler.is_none();
   const bool found = is_recordable && (d.random || (host_kernel(d) && d.chance < 0)) &&
-      d.name != "aten::_embedding_bag_backward" && keeps_geometry(d.op);
+      !d.is_unfit_for_host && keeps_geometry(d.op);
   d.direct.store(found, std::memory_order_release);
   return found;
 }

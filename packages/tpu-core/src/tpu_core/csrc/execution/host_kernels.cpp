@@ -132,6 +132,20 @@ void prepare(Call& c, const OpDescription& d) {
   for (auto& a : c.writes) make_exclusive(a.cell, !(fills && a.overwrites));
 }
 
+// Python's refusal says what to do in place of a sparse tensor.
+bool gives_sparse(const c10::IValue* args) { return args[9].toBool(); }
+
+// The CPU's kernel gives each row of an image of width 1 the result of the first one.
+bool is_of_width_1(const c10::IValue* args) { return args[1].toDimVector().back() == 1; }
+
+const std::unordered_map<std::string, UnfitCall> kUnfitCalls{
+    {"aten::_embedding_bag_backward", gives_sparse},
+    {"aten::_upsample_bilinear2d_aa", is_of_width_1},
+    {"aten::_upsample_bilinear2d_aa.out", is_of_width_1},
+    {"aten::_upsample_bicubic2d_aa", is_of_width_1},
+    {"aten::_upsample_bicubic2d_aa.out", is_of_width_1},
+};
+
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name, ""};
@@ -155,18 +169,13 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
     if (!op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return {};
     return op;
   };
-  std::call_once(d.host_sought, [&] { d.host = find(); });
+  std::call_once(d.host_sought, [&] {
+    const auto unfit = kUnfitCalls.find(d.name);
+    if (unfit != kUnfitCalls.end()) d.is_unfit_for_host = unfit->second;
+    d.host = find();
+  });
   return d.host ? &*d.host : nullptr;
 }
-
-namespace {
-
-// Whether the CPU's kernel would give a sparse tensor; Python's refusal says what to do.
-bool gives_sparse(const OpDescription& d, const c10::IValue* args) {
-  return d.name == "aten::_embedding_bag_backward" && args[9].toBool();
-}
-
-}  // namespace
 
 void set_tiers(Tiers tiers) { g_tiers = tiers; }
 Tiers tiers() {
@@ -199,7 +208,7 @@ bool is_differentiated(c10::ArrayRef<c10::IValue> args) {
 
 HostCall::HostCall(const OpDescription& d, const c10::IValue* args)
     : d_(d), args_(args), kernel_(host_kernel(d)) {
-  if (kernel_ && gives_sparse(d, args)) kernel_ = nullptr;
+  if (kernel_ && d.is_unfit_for_host && d.is_unfit_for_host(args)) kernel_ = nullptr;
   if (!kernel_) function_ = d.random ? host_draw(d, args) : host_function(d);
   if (!function_ && d.chance >= 0 && args[d.chance].toDouble() == 0) function_ = host_function(d);
 }

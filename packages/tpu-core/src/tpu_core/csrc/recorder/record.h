@@ -33,6 +33,9 @@ struct Bounds {
   int other = -1;  // the argument that is the upper bound
 };
 
+// Whether the CPU op may not stand for a call with these arguments.
+using UnfitCall = bool (*)(const c10::IValue*);
+
 // What the recorder knows of an overload; made by Python on the first call.
 struct OpDescription {
   explicit OpDescription(const c10::OperatorHandle& handle) : op(handle) {}
@@ -60,6 +63,7 @@ struct OpDescription {
   py::object handler;            // set if Python handles every call
   // The CPU op that may stand for it (host_kernels.h), once looked for.
   mutable std::optional<c10::OperatorHandle> host;
+  mutable UnfitCall is_unfit_for_host = nullptr;  // for some calls it may not
   mutable std::once_flag host_sought;
   // Whether its calls may take the short way to it (direct_call.h); -1 where that was not asked yet.
   mutable std::atomic<int> direct{-1};
