@@ -346,6 +346,33 @@ def test_exit_while_daemon_threads_compile(seconds):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_threads_compile_first_beside_an_audit_hook():
+    """A hook in Python, as filelock has, lets another thread run wherever it is called."""
+    clean("""
+        import sys, threading, time, torch
+
+        torch.ones(3, device="tpu")  # starts the device and compiles nothing
+
+        def hook(event, arguments):
+            if event == "object.__setattr__":
+                time.sleep(0.002)
+
+        def run(k):
+            together.wait()
+            for n in range(2):
+                x = torch.ones(4 * n + k + 1, device="tpu")
+                ((x * 1.5).sin() @ x.cos()).item()
+
+        sys.addaudithook(hook)
+        together = threading.Barrier(4)
+        threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    """)
+
+
 def test_a_tensor_sent_to_another_process_is_refused():
     out = clean("""
         import concurrent.futures, multiprocessing, queue, torch

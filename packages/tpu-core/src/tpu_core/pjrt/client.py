@@ -150,6 +150,9 @@ def start() -> Client:
     picked = tuple(devices[i] for i in visible_indices(len(devices)))
     if not picked:
         raise TpuNotAvailableError(f"Platform '{platform.name}' has no visible device.")
+    # jaxlib makes the type of this iterator at its first use. A Python audit hook, as filelock's,
+    # lets other threads run meanwhile, which end the process where they use half of a type.
+    tuple(xla_client.DeviceList(picked))
     backend = picked[0].client
     return Client(platform, picked, backend, version_of(backend.platform, backend.platform_version))
 

@@ -131,14 +131,17 @@ class Function {
   template <typename... Args>
   py::object operator()(Args&&... args) const {
     const WithoutTorchFunction guard;
+    const py::tuple arguments = py::make_tuple(std::forward<Args>(args)...);
+    PyObject* result = nullptr;
+    // Python may end this thread in the call, by unwinding its stack. Nothing within `try` has a destructor, and
+    // what is above on the stack needs the GIL to be destroyed.
     try {
-      return function_(std::forward<Args>(args)...);
-    } catch (py::error_already_set& error) {
-      error.restore();
-      throw PythonError::current();
+      result = PyObject_CallObject(function_.ptr(), arguments.ptr());
     } catch (abi::__forced_unwind&) {
-      park();  // Python ends this thread; what is above on the stack needs the GIL to be destroyed
+      park();
     }
+    if (!result) throw PythonError::current();
+    return py::reinterpret_steal<py::object>(result);
   }
 
  private:
