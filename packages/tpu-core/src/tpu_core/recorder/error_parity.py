@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tpu_core.errors import GraphCaptureError
 from tpu_core.recorder.functional_variants import lowering_of, overload_name
@@ -93,7 +92,7 @@ def _fails(
         if a.name == "generator"
         else None
         if a.name == "pin_memory"
-        else tree_map(convert, x)
+        else convert(x)
         for a, x in zip(schema, args)
     ]
     positional = [v for a, v in zip(schema, call) if not a.kwarg_only]
@@ -155,8 +154,10 @@ def size_of(args: Sequence[Any]) -> int:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a tree."""
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    """The tensors of an argument, or of a list of arguments."""
+    if isinstance(tree, (list, tuple)):
+        return [t for x in tree for t in tensors(x)]
+    return [tree] if isinstance(tree, torch.Tensor) else []
 
 
 class MetaReplicas:
@@ -178,6 +179,9 @@ class MetaReplicas:
         self._twins: dict[int, torch.Tensor] = {}
 
     def __call__(self, x: Any) -> Any:
+        """The replica of a tensor, or an argument of an op with the replicas of its tensors."""
+        if isinstance(x, (list, tuple)):
+            return [self(item) for item in x]
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) not in self._twins:

@@ -44,19 +44,23 @@ OVERWRITING = frozenset(
 _TENSOR_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
+@functools.cache
 def overload_name(op: torch._ops.OpOverload) -> str:
     """``"aten.add.Tensor"``."""
     return str(op)
 
 
-def written_arguments(op: torch._ops.OpOverload) -> list[str]:
+@functools.cache
+def written_arguments(op: torch._ops.OpOverload) -> tuple[str, ...]:
     """Names of the arguments that the overload mutates, in schema order."""
     unmarked = UNMARKED_MUTATION.get(overload_name(op))
     if unmarked:
-        return list(unmarked[1])
-    return [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+        return unmarked[1]
+    arguments = op._schema.arguments
+    return tuple(a.name for a in arguments if a.alias_info and a.alias_info.is_write)
 
 
+@functools.cache
 def is_out_variant(op: torch._ops.OpOverload) -> bool:
     """Return whether the mutated arguments are ``out=`` arguments."""
     return any(a.is_out for a in op._schema.arguments)
@@ -64,7 +68,7 @@ def is_out_variant(op: torch._ops.OpOverload) -> bool:
 
 def fills_and_mutates(op: torch._ops.OpOverload) -> bool:
     """Return whether an overload has ``out=`` arguments and mutates others."""
-    outs = [a.name for a in op._schema.arguments if a.is_out]
+    outs = tuple(a.name for a in op._schema.arguments if a.is_out)
     return bool(outs) and outs != written_arguments(op)
 
 

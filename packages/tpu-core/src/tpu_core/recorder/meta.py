@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from tpu_core import _C, interruptible, torch_compat
 from tpu_core.recorder import int4
@@ -100,10 +99,23 @@ class _ShapeOnlyMode(TorchDispatchMode):
         return outs[0] if len(outs) == 1 else tuple(outs)
 
 
+# Structured overloads whose ``out=`` overload checks no more than the kernel of the geometry.
+_CHECKED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "mm.default bmm.default sum.dim_IntList mean.dim amax.default amin.default cumsum.default "
+        "_softmax.default _softmax_backward_data.default _log_softmax.default "
+        "_log_softmax_backward_data.default nll_loss_forward.default nll_loss_backward.default"
+    ).split()
+)
+
+
 def _is_checked(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """Return whether the ``out=`` overload has nothing to complain of once the geometry is
     known.
     """
+    if overload_name(op) in _CHECKED:
+        return True
     if overload_name(op) == "aten.addmm.default":
         bias, _, matrix = args[:3]
         return bias.dim() == 1 and bias.size(0) in (1, matrix.size(-1))
@@ -191,7 +203,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
     schema = op._schema.arguments
     with _disable_current_modes(), torch.no_grad():
         convert = MetaTensors()
-        twins = [tree_map(convert, a) for a in args]
+        twins = [convert(a) for a in args]
         if overload_name(op) in _HOST_VALUE:
             twins = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in twins]
         call = [
@@ -307,6 +319,19 @@ def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
     return x.new_empty(x.shape), *(x.new_empty(statistics, dtype=dtype) for _ in range(2))
 
 
+def _layer_norm_backward(
+    grad: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> Any:
+    """That of PyTorch computes on meta tensors."""
+    results = [t.new_empty(t.shape) if t is not None else None for t in (x, weight, bias)]
+    return tuple(t if wanted else None for t, wanted in zip(results, mask))
+
+
+def _relu(x: Any) -> Any:
+    """That of PyTorch is a reference in Python too, for whose errors it is called."""
+    return torch.empty_like(x) if x.is_floating_point() else torch.ops.aten.relu.default(x)
+
+
 def _per_channel(x: Any) -> Any:
     half = x.dtype in (torch.float16, torch.bfloat16)
     return x.new_empty(x.size(1), dtype=torch.float32 if half else x.dtype)
@@ -372,6 +397,8 @@ _SPECIAL = {
     "aten._masked_softmax_backward.default": _like(0),
     "aten._logcumsumexp.default": _like(0),
     "aten.native_layer_norm.default": _layer_norm,
+    "aten.native_layer_norm_backward.default": _layer_norm_backward,
+    "aten.relu.default": _relu,
     "aten.glu_jvp.default": _like(0),
     "aten.glu_backward_jvp.default": _like(0),
     "aten._sample_dirichlet.default": _like(0),

@@ -4,6 +4,7 @@ extension.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import sys
@@ -162,6 +163,7 @@ def overload(name: str, overload_name: str) -> torch._ops.OpOverload:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload_name or "default")
 
 
+@functools.cache
 def bounds(op: torch._ops.OpOverload) -> list[tuple[int, float, float, int]]:
     """Bounds of numbers: position, least, most, and the argument that is the most or -1."""
     asked = _BOUNDS.get(overload_name(op).removeprefix("aten."), {})

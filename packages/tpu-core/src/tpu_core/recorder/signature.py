@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from tpu_core import _C
 from tpu_core.dtypes import code_of_dtype, dtype_of_code, to_numpy_dtype
@@ -138,7 +137,8 @@ def new_signature(
         if not all(r.alias_info and r.alias_info.is_write for r in op._schema.returns):
             raise
         # An in-place op without a meta function makes no output whose shape one would have to know.
-        result, twins = None, [tree_map(MetaTensors(), a) for a in args]
+        convert = MetaTensors()
+        result, twins = None, [convert(a) for a in args]
         if is_out_variant(op):
             _resize_twins(op, args, twins)
     if overlapping_lists.items_depend(op, args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,6 +57,8 @@ def _imaginary_for_reals(args: Sequence[Any]) -> bool:
 def _may_overlap(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """Return whether a written tensor shows memory twice, or memory that another argument shows."""
     names = written_arguments(op)
+    if not names:
+        return False
     written = [x for a, x in zip(op._schema.arguments, args) if a.name in names]
     storages = Counter(x.untyped_storage()._cdata for x in _tensors(args))
     return any(
@@ -135,16 +138,17 @@ _OF_MORE_DTYPES = frozenset({"histc"})
 _passed: set[tuple[Any, ...]] = set()
 
 
+@functools.cache
+def _are_dtypes(op: torch._ops.OpOverload) -> tuple[bool, ...]:
+    """Of each argument, whether it is a dtype, in whose place the dispatcher has a number."""
+    return tuple("ScalarType" in str(a.real_type) for a in op._schema.arguments)
+
+
 def _dtypes_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, ...]:
     """The op with the dtypes, the types of numbers, and the names of methods of a call."""
     dtypes = tuple(x.dtype for x in _tensors(args))
-    # The dispatcher has the number of a dtype in place of one.
-    given = zip(op._schema.arguments, args)
-    names = tuple(
-        x
-        for a, x in given
-        if isinstance(x, str) or (x is not None and "ScalarType" in str(a.real_type))
-    )
+    given = zip(_are_dtypes(op), args)
+    names = tuple(x for is_dtype, x in given if isinstance(x, str) or (is_dtype and x is not None))
     return op, dtypes, names, tuple(frozenset(map(type, _numbers(a))) for a in args)
 
 
