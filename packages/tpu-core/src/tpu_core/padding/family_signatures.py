@@ -8,13 +8,18 @@ import numpy as np
 
 from tpu_core.compiler.segment import Segment
 from tpu_core.lowering.tables import Table
-from tpu_core.padding.jaxpr_signature import has_tables
+from tpu_core.padding.jaxpr_signature import Signature, has_tables
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size
 from tpu_core.padding.symbolic_signature import SymbolicSignatures
 
 # Sizes whose tables are kept.
 _MOST_TABLES = 64
+# Pairs of signatures that are known to agree.
+_MOST_AGREED = 4096
+
+# Form of a signature, and its numbers as functions of the symbols.
+Expected = tuple[str, list[Known | None]]
 
 
 class FamilySignatures:
@@ -39,7 +44,8 @@ class FamilySignatures:
         self._fit = fit
         found = [signatures(s) for s in segments]
         self._symbolic = SymbolicSignatures(segments, found, fit)
-        self.expected: list[tuple[str, list[Known | None]]] = []
+        self.expected: list[Expected] = []
+        alike: dict[str, Expected] = {}  # layers repeat
         for nodes in zip(*found):
             forms = {form for form, _, _ in nodes}
             if len(forms) > 1:
@@ -50,18 +56,26 @@ class FamilySignatures:
                 fit.follow(seen, np.int64 if dtype == "int" else np.dtype(dtype))
                 for seen, dtype in zip(zip(*(inside for _, _, inside in nodes)), dtypes)
             ]
-            self.expected.append((forms.pop(), numbers))
+            one = (forms.pop(), numbers)
+            self.expected.append(alike.setdefault(repr(one), one))
         self.tables = [signatures.tables(s, own) for s, own in zip(segments, found)]
         self._of_recordings = {tuple(v): t for v, t in zip(fit.values, self.tables)}
         self._of_members: dict[tuple[int, ...], list[Table]] = {}
+        self._agreed: dict[tuple[int, int], tuple[Signature, Expected]] = {}  # by their ids
 
     def agree(self, segment: Segment, values: Sequence[int]) -> bool:
         """Return whether the ops of a segment have the sizes inside that the recordings say."""
         found = self._signatures(segment, lambda i, node: self._symbolic.at(i, node, values))
+        # Nodes that share a trace have one signature, and without sizes inside one for all sizes.
+        pairs = {(id(one), id(e)): (one, e) for one, e in zip(found, self.expected)}
         agrees = len(found) == len(self.expected) and all(
             form == f and all(e is None or e.holds(n, values) for n, e in zip(inside, ns))
-            for (form, _, inside), (f, ns) in zip(found, self.expected)
+            for key, ((form, _, inside), (f, ns)) in pairs.items()
+            if key not in self._agreed
         )
+        if agrees and len(self._agreed) < _MOST_AGREED:
+            static = {k: p for k, p in pairs.items() if all(e and not e.factors for e in p[1][1])}
+            self._agreed |= static
         if agrees and any(map(has_tables, found)):
             self._of_members[tuple(values)] = self._signatures.tables(
                 segment, found, lambda i, node: self._symbolic.tables(i, node, values)

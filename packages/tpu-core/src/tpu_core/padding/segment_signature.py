@@ -113,7 +113,9 @@ class SegmentSignatures:
 def _encode(signatures: list[Signature]) -> bytes:
     """JSON of the different signatures, and which of them each node has."""
     places: dict[str, int] = {}
-    nodes = [places.setdefault(json.dumps(one), len(places)) for one in signatures]
+    different = {id(one): one for one in signatures}  # nodes that share a trace have one
+    found = {k: places.setdefault(json.dumps(one), len(places)) for k, one in different.items()}
+    nodes = [found[id(one)] for one in signatures]
     return f'{{"signatures": [{", ".join(places)}], "nodes": {nodes}}}'.encode()
 
 

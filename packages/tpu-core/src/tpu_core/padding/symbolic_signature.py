@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,17 @@ class _Traced:
     conditions: list[tuple[int, str, bool]]
     results: list[list[Size]]
     tables: list[Table]  # computed with symbolic dims, so that they follow from none
+    # Of the last sizes: the signature, and the plans by id that are instances of the op.
+    sizes: tuple[int, ...] | None = None
+    signature: Signature | None = None
+    instances: dict[int, NodePlan] = field(default_factory=dict)
+
+    def start(self, values: Sequence[int]) -> None:
+        """Forget what is known of other sizes."""
+        if self.sizes != tuple(values):
+            self.sizes, self.instances = tuple(values), {}
+            if self.varying:
+                self.signature = None
 
     def holds(self, values: Sequence[int], expressions: _Expressions) -> bool:
         """Return whether all comparisons turn out as they did."""
@@ -57,13 +68,17 @@ class _Traced:
         )
 
     def at(self, values: Sequence[int], expressions: _Expressions) -> Signature:
-        """The signature at some sizes."""
+        """The signature at some sizes: one object for all nodes that share the trace."""
+        self.start(values)
+        if self.signature is not None:
+            return self.signature
         numbers = self.numbers.copy()
         for place, index in self.varying:
             number = expressions.value(index, values)
             dtype = self.dtypes[place]
             numbers[place] = number if dtype == "int" else np.asarray(number).astype(dtype).item()
-        return self.form, self.dtypes, tuple(numbers)
+        self.signature = (self.form, self.dtypes, tuple(numbers))
+        return self.signature
 
 
 class _Expressions:
@@ -148,14 +163,17 @@ class SymbolicSignatures:
             self._relate()
         if index not in self._traced:
             self._traced[index] = self._of(index)
-        traced = self._traced[index]
-        assert node.plan is not None
-        if (
-            traced is None
-            or not traced.holds(values, self._expressions)
-            or not self._is_instance(node.plan, index, traced, values)
-        ):
+        traced, plan = self._traced[index], node.plan
+        assert plan is not None
+        if traced is None:
             return None
+        traced.start(values)
+        if id(plan) not in traced.instances:  # layers that repeat share plans, and a trace
+            if not traced.holds(values, self._expressions):
+                return None
+            if not self._is_instance(plan, index, traced, values):
+                return None
+            traced.instances[id(plan)] = plan
         return traced
 
     def _is_instance(
