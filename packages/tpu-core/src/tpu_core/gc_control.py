@@ -12,7 +12,7 @@ from contextlib import contextmanager
 OF_PYTHON = 1000 if sys.version_info[:2] == (3, 12) else 0
 # Made after `importing` has frozen all objects. It tells whether the user froze others since, as
 # `gc.get_freeze_count` does, which walks all that is frozen: 40 ms for torch and jax.
-_mark: list[None] | None = None
+_mark: list[object] | None = None
 _frozen_to_fork = False
 
 
@@ -39,15 +39,17 @@ def importing() -> Iterator[None]:
         yield
         if gc.get_freeze_count() <= OF_PYTHON:
             gc.freeze()
-            _mark = []
+            _mark = [object()]
 
 
 def resume() -> None:
     """End what `importing` began: the first program is there, or many ops have run."""
     global _mark
     mark, _mark = _mark, None
-    # A mark that is frozen: the user has frozen objects too, and wants them so.
-    if mark is not None and any(found is mark for found in gc.get_objects()):
+    # A mark that is frozen is not among the referrers: the user has frozen objects too, and wants
+    # them so. `gc.get_objects` would hold tuples that other threads are about to make, which is a
+    # SystemError there.
+    if mark is not None and any(found is mark for found in gc.get_referrers(mark[0])):
         gc.unfreeze()
 
 
