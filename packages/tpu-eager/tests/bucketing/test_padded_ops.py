@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from against_cpu import value_and_gradients
 from tpu_core import modes
 from tpu_core.metrics import METRICS
 from tpu_core.pjrt import padded_array as arrays
@@ -381,17 +382,6 @@ DISCRETE: dict[str, tuple[Function, Inputs]] = {
 }
 
 
-def run(function: Function, inputs: list[torch.Tensor], device: str, backward: bool) -> list[Any]:
-    tensors = [t.to(device) for t in inputs]
-    leaves = [t.requires_grad_() for t in tensors if backward and t.is_floating_point()]
-    result = function(*tensors)
-    results = [result.detach()]
-    if backward:
-        weight = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape).to(device)
-        results += torch.autograd.grad((result * weight).sum(), leaves)
-    return [r.cpu() for r in results]
-
-
 def padded_runs() -> int:
     return int(METRICS.snapshot()["padded_executions"])
 
@@ -400,8 +390,8 @@ def compare(function: Function, inputs: Inputs, backward: bool) -> None:
     before = padded_runs()
     for n in SIZES:
         tensors = inputs(n)
-        expected = run(function, tensors, "cpu", backward)
-        actual = run(function, tensors, "tpu", backward)
+        expected = value_and_gradients(function, tensors, "cpu", backward)
+        actual = value_and_gradients(function, tensors, "tpu", backward)
         for want, have in zip(expected, actual, strict=True):
             torch.testing.assert_close(have, want, rtol=1e-5, atol=2e-5)
     # The first size runs as it is; so may another, where an earlier test ran the same ops.

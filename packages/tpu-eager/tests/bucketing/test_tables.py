@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from against_cpu import value_and_gradients
 from compile_counts import compiles
 from tpu_core import modes
 from tpu_core.lowering import tables
@@ -76,12 +77,8 @@ def test_one_program_serves_sizes(name: str) -> None:
     def step(i: int) -> None:
         n, h, w = sizes[i]
         x = torch.randn(n, 3, h, w)
-        results = []
-        for given in (x.clone().requires_grad_(), x.to("tpu").requires_grad_()):
-            y = function(given)
-            (y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum().backward()
-            results += [y.detach().cpu(), given.grad.cpu()]
-        torch.testing.assert_close(results[2:], results[:2], rtol=1e-4, atol=2e-5)
+        here, there = (value_and_gradients(function, [x], d) for d in ("cpu", "tpu"))
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=2e-5)
 
     assert compiles(step, range(len(sizes))) <= 5
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from against_cpu import value_and_gradients
 from compile_counts import compiles
 from tpu_core import modes
 
@@ -78,12 +79,8 @@ def test_padding_to_one_size(name: str) -> None:
 
     def step(_: int) -> None:
         x = torch.randn(draw.randint(2, 6), draw.randint(3, 33), 3)
-        results = []
-        for given in (x.clone().requires_grad_(), x.to("tpu").requires_grad_()):
-            y = function(given)
-            (y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum().backward()
-            results += [y.detach().cpu(), given.grad.cpu()]
-        torch.testing.assert_close(results[2:], results[:2], rtol=1e-4, atol=1e-5)
+        here, there = (value_and_gradients(function, [x], d) for d in ("cpu", "tpu"))
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)
 
     assert compiles(step, range(14)) <= 8
     assert compiles(step, range(10)) <= 2
