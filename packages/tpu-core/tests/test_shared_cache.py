@@ -284,7 +284,7 @@ class Slow(MemoryFileSystem):
     def pipe_file(self, path, value, **options):
         time.sleep(0.2)
         super().pipe_file(path, value, **options)
-        print("stored", flush=True)
+        print("stored", path, flush=True)
 tier = SharedTier("memory://", timeout=60)
 tier._filesystem = AsyncFileSystemWrapper(Slow()), "/programs"
 if sys.argv[1] == "read":
@@ -300,9 +300,10 @@ def test_an_asynchronous_filesystem_still_works_at_the_end_of_a_process(before):
     # It runs calls in threads of concurrent.futures, which refuses new ones in atexit's functions.
     if before == "nothing" and sys.version_info[:2] == (3, 12):
         pytest.skip("Python 3.12 starts no thread in a process that ends; a look-up has made one")
-    assert clean(f"import sys; sys.argv[1:] = [{before!r}]\n{ASYNCHRONOUS}") == (
-        "end\nstored\nstored\n"
-    )
+    printed = clean(f"import sys; sys.argv[1:] = [{before!r}]\n{ASYNCHRONOUS}").splitlines()
+    # An attempt that found no thread may be made by the one there is, and again at the next.
+    assert printed[0] == "end"
+    assert len(set(printed[1:])) == 2
 
 
 FORKED = """

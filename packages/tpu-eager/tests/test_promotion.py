@@ -42,7 +42,7 @@ def slow_runs(monkeypatch):
     def waste(_: object, wanted: tuple[int, ...], used: tuple[int, ...], is_cpu: bool) -> float:
         return (1 - math.prod(wanted) / math.prod(used)) / WASTED_RUNS
 
-    monkeypatch.setattr(families._Family, "waste", waste)
+    monkeypatch.setattr(families.Family, "waste", waste)
 
 
 def chain(x: torch.Tensor, length: int) -> torch.Tensor:

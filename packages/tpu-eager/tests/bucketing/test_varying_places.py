@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from compile_counts import compiles
 from tpu_core import modes
+from tpu_core.metrics import METRICS
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +72,54 @@ def test_gradient_of_a_roll():
         for t in (x, y):
             (torch.roll(t, shift, 0) * torch.arange(5.0, device=t.device)).square().sum().backward()
         torch.testing.assert_close(y.grad.cpu(), x.grad)
+
+
+def test_diagonals_are_inputs():
+    def step(past: int) -> None:
+        scores = torch.randn(2, 3, 3 + past)
+        masked = [
+            t.masked_fill(torch.ones(3, 3 + past, device=t.device).triu(1 + past) > 0, -9.0)
+            .softmax(-1)
+            .cpu()
+            for t in (scores, scores.to("tpu"))
+        ]
+        torch.testing.assert_close(*masked)
+
+    assert compiles(step, (5, 8, 6, 14, 9, 11, 7, 12)) <= 3
+
+
+@pytest.mark.parametrize("name", ["tril", "triu", "tril_", "triu_"])
+def test_diagonals_of_every_kind(name: str) -> None:
+    for dtype in (torch.float32, torch.uint8, torch.bool):
+        for diagonal in (0, 2, -1, 4, -7, 3, 300, -300, 2**40, -(2**62), 1):
+            x = torch.arange(1, 13).reshape(3, 4).to(dtype)
+            found = getattr(x.to("tpu"), name)(diagonal)
+            torch.testing.assert_close(found.cpu(), getattr(x, name)(diagonal), rtol=0, atol=0)
+
+
+def test_lines_with_the_same_ops_have_families_of_their_own():
+    def in_front(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (64 - x.shape[1], 0)) * 3
+
+    def behind(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (0, 64 - x.shape[1])) * 3
+
+    def step(n: int) -> None:
+        for pad in (in_front, behind):
+            x = torch.randn(2, n)
+            torch.testing.assert_close(pad(x.to("tpu")).cpu(), pad(x))
+
+    assert compiles(step, (33, 40, 50, 37, 45, 61, 42, 55)) <= 6
+
+
+def test_the_reason_names_an_argument_that_is_no_size():
+    def step(k: int) -> None:
+        x = torch.randn(k, k + 1)
+        torch.testing.assert_close(torch.rot90(x.to("tpu"), k).cpu(), torch.rot90(x, k))
+
+    seen = len(METRICS.compile_events())
+    compiles(step, (5, 7))
+    event = METRICS.compile_events()[seen:][-1]
+    assert event.reason.endswith(
+        "not on padded arrays: aten.rot90.default has k = 7, earlier 5, which is no size"
+    )

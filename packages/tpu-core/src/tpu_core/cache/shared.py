@@ -26,6 +26,8 @@ from tpu_core.errors import CacheWarning
 _T = TypeVar("_T")
 # Seconds that a store which failed is left alone; doubled at each further failure.
 _FIRST_PAUSE = 60.0
+# Seconds between attempts to write while the interpreter ends.
+_PAUSES = (0.1, 1.0, 5.0)
 # Payloads that wait for their upload; more than that would fill memory where uploads are slow.
 _MOST_PENDING_BYTES = 1 << 30
 # A missing folder of these is a missing bucket, which is not ours to create.
@@ -229,15 +231,16 @@ class SharedTier:
         return bool(filesystem.exists(f"{root}/{relative_path(key)}"))
 
     def _write_at_last(self, key: str, data: bytes) -> None:
-        for left in (2, 1, 0):
+        for pause in (*_PAUSES, None):
             try:
                 return self._write(key, data)
             except RuntimeError as error:
                 # Python 3.12 starts no thread while the interpreter ends. One that an asynchronous
-                # filesystem has is free a moment after the last call.
-                if not left or "interpreter shutdown" not in str(error):
+                # filesystem has is free once its last calls are done: this one is among them, its
+                # executor has queued it before it asked for another thread.
+                if pause is None or "interpreter shutdown" not in str(error):
                     raise
-                time.sleep(0.1)
+                time.sleep(pause)
 
     def _write(self, key: str, data: bytes) -> None:
         filesystem, root = self._open()

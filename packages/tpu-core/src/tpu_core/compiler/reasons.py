@@ -13,7 +13,7 @@ from typing import Any
 from tpu_core.compiler.segment import Node, RuntimeScalar, Segment
 from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import Access
-from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, _Written
+from tpu_core.recorder.plan import PLACES, Blank, NodePlan, Number, Operand, _Written
 
 # Arguments of an op as (name, what is compiled in of it): ("mat1", "float32[8, 128]").
 Form = tuple[tuple[str, str], ...]
@@ -165,7 +165,7 @@ def _arguments(plan: NodePlan) -> Iterator[tuple[str, str]]:
             yield name, _NUMBER
         elif isinstance(value, Blank):
             yield name, f"{dtype_text(value.aval.dtype)}{list(value.aval.shape)}"
-        elif isinstance(value, list) and any(isinstance(v, _PLACES) for v in value):
+        elif isinstance(value, list) and any(isinstance(v, PLACES) for v in value):
             yield name, f"{len(value)} items"
             for i, item in enumerate(value):
                 yield from walk(f"{name}[{i}]", item)
@@ -174,9 +174,6 @@ def _arguments(plan: NodePlan) -> Iterator[tuple[str, str]]:
 
     for name, _, value in plan.template:
         yield from walk(name.lstrip("$"), value)
-
-
-_PLACES = (Operand, Number, Blank, _Written)
 
 
 def _geometry(access: Access) -> str:

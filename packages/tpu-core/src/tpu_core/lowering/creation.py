@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 
 from tpu_core.dtypes import cast, op_math
 from tpu_core.lowering.registry import lowering
+from tpu_core.lowering.search import insertion_points
 from tpu_core.lowering.tables import table
 
 Array = jax.Array
@@ -195,21 +197,27 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, out: Out) -> Array:
     return (row == column).astype(out[0].dtype)
 
 
+_LEAST, _MOST = (np.int64(getattr(np.iinfo(np.int32), end)) for end in ("min", "max"))
+
+
 @lowering("aten.tril.default")
-def tril(self: Array, diagonal: int = 0) -> Array:
-    row, column = _row_and_column(self.shape)
-    return jnp.where(column <= row + _bounded(diagonal, self), self, jnp.zeros((), self.dtype))
+def tril(self: Array, diagonal: int | Array = 0) -> Array:
+    return _where(lambda distance, limit: distance <= limit, self, diagonal)
 
 
 @lowering("aten.triu.default")
-def triu(self: Array, diagonal: int = 0) -> Array:
+def triu(self: Array, diagonal: int | Array = 0) -> Array:
+    return _where(lambda distance, limit: distance >= limit, self, diagonal)
+
+
+def _where(test: Callable[[Array, Array], Array], self: Array, diagonal: int | Array) -> Array:
+    """The tensor where the distance of its diagonals from the main one passes a test, 0 elsewhere.
+
+    No size is compared with the diagonal: it may be a run-time number, and sizes may vary.
+    """
     row, column = _row_and_column(self.shape)
-    return jnp.where(column >= row + _bounded(diagonal, self), self, jnp.zeros((), self.dtype))
-
-
-def _bounded(diagonal: int, self: Array) -> int:
-    rows, columns = self.shape[-2:]
-    return max(min(diagonal, columns), -rows)
+    limit = lax.clamp(_LEAST, cast(diagonal, np.int64), _MOST).astype(np.int32)
+    return jnp.where(test(column - row, limit), self, jnp.zeros((), self.dtype))
 
 
 @lowering("aten.tril_indices.default")
@@ -231,6 +239,6 @@ def _indices(first: np.ndarray, length: np.ndarray, out: Out) -> Array:
         return jnp.zeros(out[0].shape, dtype)
     begins = np.cumsum(length) - length
     position = lax.iota(dtype, total)
-    row = jnp.searchsorted(table(begins + length, dtype), position, side="right")
+    row = insertion_points(table(begins + length, dtype), position, right=True)
     column = position - table(begins - first, dtype)[row]
     return jnp.stack([row.astype(dtype), column])

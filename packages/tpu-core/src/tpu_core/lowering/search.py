@@ -9,13 +9,16 @@ from jax import lax
 
 from tpu_core.dtypes import cast, is_float, result_type
 from tpu_core.lowering.registry import lowering
+from tpu_core.lowering.tables import are_inputs
 
 # Up to this many boundaries a comparison with each of them fuses and beats a search whose steps
 # are gathers.
 COMPARE_ALL = 128
+# Halvings that find a place among as many as int32 counts.
+_MOST_STEPS = 31
 
 
-def _search(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
+def insertion_points(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
     """Insertion points of ``values`` (..., m) in sorted ``boundaries`` (..., n), as int32.
 
     NaN is greater than every number (Bucketization.cpp, cus_lower_bound).
@@ -27,7 +30,8 @@ def _search(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
 
     if not count or not values.size:
         return jnp.zeros(values.shape, np.int32)
-    if count <= COMPARE_ALL:
+    varies = are_inputs()  # then the steps are as many for each size
+    if count <= COMPARE_ALL and not varies:
         wide = lax.expand_dims(values, (values.ndim,))
         bounds = lax.expand_dims(boundaries, (boundaries.ndim - 1,))
         before = ~((bounds > wide) if right else (bounds >= wide))
@@ -47,7 +51,8 @@ def _search(boundaries: jax.Array, values: jax.Array, right: bool) -> jax.Array:
 
     start = jnp.zeros(values.shape, np.int32)
     end = jnp.full(values.shape, count, np.int32)
-    return lax.fori_loop(0, count.bit_length(), step, (start, end))[0]
+    steps = _MOST_STEPS if varies else count.bit_length()
+    return lax.fori_loop(0, steps, step, (start, end))[0]
 
 
 def _walk(before: jax.Array, start: int, end: int) -> jax.Array:
@@ -82,7 +87,7 @@ def searchsorted(
     shape = values.shape
     if boundaries.ndim > 1 and not values.ndim:
         raise TypeError("searchsorted of a number needs a 1-D sorted sequence.")
-    return lax.reshape(_search(boundaries, jnp.atleast_1d(values), right), shape)
+    return lax.reshape(insertion_points(boundaries, jnp.atleast_1d(values), right), shape)
 
 
 @lowering("aten.bucketize.Tensor", "aten.bucketize.Scalar")

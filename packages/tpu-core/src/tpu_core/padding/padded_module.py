@@ -58,9 +58,7 @@ def traces(segments: Sequence[Segment], tables: Sequence[list[Table]]) -> list[C
 def _with_tables(
     function: Callable[..., list[jax.Array]], tables: list[jax.Array], *arguments: jax.Array
 ) -> list[jax.Array]:
-    """A segment's function with its tables as arguments, too."""
-    if not tables:
-        return function(*arguments)
+    """A segment's function with its tables, if any, as arguments, too."""
     given = iter(tables)
     try:
         with replaced(given):

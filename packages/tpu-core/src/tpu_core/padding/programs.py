@@ -18,6 +18,7 @@ from tpu_core.compiler.segment import Node, Segment
 from tpu_core.metrics import METRICS
 from tpu_core.padding.bucketed_program import BucketedProgram, Recording
 from tpu_core.padding.check import differences
+from tpu_core.padding.form_difference import form_difference
 from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import NotPaddableError
@@ -75,6 +76,11 @@ class PaddedPrograms:
     def ops_of(node: Node) -> Sequence[str]:
         """Names of what a node computes: its op, or those of the graph that it stands for."""
         return ops_of(node)
+
+    @staticmethod
+    def form_difference(earlier: Segment, later: Segment) -> str | None:
+        """Reason that two segments are no recordings of one program with several sizes."""
+        return form_difference(earlier, later)
 
     @staticmethod
     def is_padded(array: Any) -> bool:

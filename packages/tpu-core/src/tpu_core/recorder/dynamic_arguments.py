@@ -12,8 +12,8 @@ import re
 import torch
 
 # Arguments that ops type SymInt and that are lengths or positions. Others that they type so are no
-# sizes: strides, paddings, dilations and groups of convolutions, `ignore_index`, `padding_idx`,
-# shifts of `roll`, the diagonal of `tril`.
+# sizes: strides, paddings, dilations and groups of convolutions, `ignore_index`, `padding_idx`.
+# Shifts of `roll` and the diagonal of `tril` are run-time numbers (`op_schema`).
 _SIZES = frozenset(
     """
     C HxW N bias_sizes end high index input_size input_sizes k last_dim_size length m max_k max_q n
@@ -24,8 +24,14 @@ _SIZES = frozenset(
 
 # Of ops that type a size otherwise.
 _DECLARED: dict[str, frozenset[str]] = {
+    "aten::_fused_rms_norm": frozenset({"normalized_shape"}),
+    "aten::_fused_rms_norm_backward": frozenset({"normalized_shape"}),
+    "aten::adaptive_max_pool2d": frozenset({"output_size"}),
+    "aten::adaptive_max_pool3d": frozenset({"output_size"}),
     "aten::linspace": frozenset({"steps"}),
     "aten::logspace": frozenset({"steps"}),
+    "aten::tril_indices": frozenset({"col", "row"}),
+    "aten::triu_indices": frozenset({"col", "row"}),
     "tpu_compile::graph": frozenset({"sizes"}),
 }
 

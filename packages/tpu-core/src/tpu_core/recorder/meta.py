@@ -105,9 +105,12 @@ _CHECKED = frozenset(
     for name in (
         "mm.default bmm.default sum.dim_IntList mean.dim amax.default amin.default cumsum.default "
         "_softmax.default _softmax_backward_data.default _log_softmax.default "
-        "_log_softmax_backward_data.default nll_loss_forward.default nll_loss_backward.default"
+        "_log_softmax_backward_data.default"
     ).split()
 )
+# As well, where this argument has a dtype that class indices have: in torch 2.11 the kernel of the
+# geometry takes any.
+_TARGETS = {"aten.nll_loss_forward.default": 1, "aten.nll_loss_backward.default": 2}
 
 
 def _is_checked(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
@@ -116,6 +119,8 @@ def _is_checked(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     """
     if overload_name(op) in _CHECKED:
         return True
+    if (place := _TARGETS.get(overload_name(op))) is not None:
+        return args[place].dtype in (torch.int64, torch.uint8)
     if overload_name(op) == "aten.addmm.default":
         bias, _, matrix = args[:3]
         return bias.dim() == 1 and bias.size(0) in (1, matrix.size(-1))

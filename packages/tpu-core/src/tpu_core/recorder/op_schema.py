@@ -48,9 +48,12 @@ _HOST_OPS = frozenset(
 )
 # Lists of integers that are run-time inputs: distances in a tensor, which its sizes do not follow.
 _DISTANCES = frozenset({("aten::roll", "shifts")})
+# Integers that are run-time inputs as numbers are: a mask over a cache that grows has another
+# diagonal in each step.
+_DIAGONALS = frozenset((f"aten::{op}", "diagonal") for op in ("tril", "tril_", "triu", "triu_"))
 # Numbers that hardly ever change are constants of the programs until they do. As run-time inputs,
 # each at a place of its own, they would make each layer's normalisation another kernel.
-_STEADY = frozenset({"eps", "momentum"})
+_STEADY = frozenset({"diagonal", "eps", "momentum"})
 _TINY = math.ulp(0.0)
 _HUGE = sys.float_info.max
 # What PyTorch's kernels ask of number arguments: the least and the most that they take, or the
@@ -94,6 +97,8 @@ def policy_of(op: torch._ops.OpOverload, argument: Any) -> int:
     """The treatment of an argument, one of the constants above."""
     if (op._schema.name, argument.name) in _DISTANCES:
         return INTEGERS
+    if (op._schema.name, argument.name) in _DIAGONALS:
+        return NUMBER
     kind = str(argument.real_type)
     if "Tensor" in kind:
         return TENSOR_LIST if "List" in kind else TENSOR

@@ -277,6 +277,10 @@ class _Written:
         self.read = read
 
 
+# What stands in a template in place of tensors and run-time numbers.
+PLACES = (Operand, Number, Blank, _Written)
+
+
 def _places(template: list[tuple[str, bool, Any]]) -> Iterator[_Written]:
     """The written tensors of a template, in order."""
     for _, _, value in template:

@@ -8,14 +8,13 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from tpu_core.config import config
 from tpu_core.errors import NotPaddableError
 from tpu_core.extend import BuildContext, PaddedPrograms, Program, Segment, package_digest
-from tpu_eager.bucketing.promotion import PromotionPolicy
-from tpu_eager.costs import compile_seconds, run_seconds
+from tpu_eager.bucketing.family import Family, place_of
 
 logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 
@@ -30,8 +29,6 @@ _ROOM = 1.5
 _LEAST = 32
 # where so many runs on what is not needed take less time than the compile that they may save.
 _RUNS = 50
-# Wasted runs of a compiled graph that take as long as its compile.
-_WASTED_RUNS = 8
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -46,32 +43,6 @@ def _locked(method: _Method) -> _Method:
             return method(self, *args, **kwargs)
 
     return cast(_Method, locked)
-
-
-@dataclass(slots=True)
-class _Family:
-    """A program with many sizes, and those that are to have programs of their own."""
-
-    bucketed: Any  # of `PaddedPrograms`
-    promotion: PromotionPolicy = field(default_factory=PromotionPolicy)
-    _seconds: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
-
-    def waste(self, wanted: tuple[int, ...], used: tuple[int, ...], is_cpu: bool) -> float:
-        """The part of the compile of a better program that a run in larger buckets wastes."""
-        segment = self.bucketed.segment()
-        if PaddedPrograms.has_graphs(segment):  # whose intermediate values are not known
-            return (1 - math.prod(wanted) / math.prod(used)) / _WASTED_RUNS
-        more = self._run_seconds(used, is_cpu) - self._run_seconds(wanted, is_cpu)
-        return more / compile_seconds(segment.nodes)
-
-    def _run_seconds(self, buckets: tuple[int, ...], is_cpu: bool) -> float:
-        bucketed = self.bucketed
-        key = (bucketed.signature(), buckets)
-        seconds = self._seconds.get(key)
-        if seconds is None:
-            seconds = run_seconds(bucketed.segment(), lambda i: bucketed.bound(i, buckets), is_cpu)
-            self._seconds[key] = seconds
-        return seconds
 
 
 class Families:
@@ -89,7 +60,8 @@ class Families:
         self._refused = refused
         self._padded = PaddedPrograms(context, package_digest("tpu_eager"))
         self._is_cpu = context.client.platform.name == "cpu"
-        self._families: OrderedDict[str, _Family] = OrderedDict()
+        self._families: OrderedDict[str, Family] = OrderedDict()
+        self._divided: set[str] = set()  # forms with a family for each place in the user's program
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
     @_locked
@@ -104,11 +76,11 @@ class Families:
             self._add(s, program)
 
     def _add(self, s: Segment, program: Program) -> None:
-        form = self._padded.form(s)
-        if form not in self._families:
-            self._families[form] = _Family(self._padded.new(s))
-        family = self._families[form]
-        self._families.move_to_end(form)
+        key = self._key(s)
+        if key not in self._families:
+            self._families[key] = Family(self._padded.new(s))
+        family = self._families[key]
+        self._families.move_to_end(key)
         if family.promotion.own(s.key):
             return
         self._padded.add(family.bucketed, s, program)
@@ -120,30 +92,69 @@ class Families:
         """Digest of a segment without its sizes."""
         return self._padded.form(s)
 
+    def _key(self, s: Segment) -> str:
+        form = self.form(s)
+        return f"{form} {place_of(s)}" if form in self._divided else form
+
+    def _divide(self, s: Segment, family: Family) -> bool:
+        """Give each place in the user's program a family, where segments of several do not agree.
+
+        Two lines with the same ops may relate their sizes in other ways: one pads in front and the
+        other behind.
+
+        Returns:
+            Whether the segment and the family's recordings are of several places.
+        """
+        recordings = family.bucketed.recordings
+        places = {place_of(r.segment) for r in recordings}
+        if not places - {place_of(s)}:
+            return False
+        del self._families[self._key(s)]
+        if len(self._divided) >= _MOST_FAMILIES:
+            self._divided.clear()
+        self._divided.add(self.form(s))
+        if len(places) == 1:  # with its programs
+            self._families[self._key(recordings[0].segment)] = family
+        else:
+            for recording in recordings:
+                if recording.program is not None:
+                    self._add(recording.segment, recording.program)
+        return True
+
     @_locked
     def recurs(self, s: Segment) -> bool:
         """Return whether a segment's sizes recur, so that they have a program of their own."""
-        family = self._families.get(self.form(s))
+        family = self._families.get(self._key(s))
         return family is not None and family.promotion.own(s.key) is not None
 
     @_locked
     def problem(self, s: Segment) -> str | None:
         """Reason that padded arrays do not serve a segment, where that is known."""
-        family = self._families.get(self.form(s))
+        family = self._families.get(self._key(s))
         return family.bucketed.problem if family else None
 
     @_locked
     def comment(self, s: Segment, why: Any) -> Any:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""
         self._read()
-        family = self._families.get(self.form(s)) if self._families else None
+        family = self._families.get(self._key(s)) if self._families else None
         if family is None:
-            return why
+            difference = self._difference(s)
+            text = f"{why.text}; not on padded arrays: {difference}" if difference else why.text
+            return replace(why, text=text)
         if own := family.promotion.own(s.key):
             return replace(why, text=own, line=None)
         if problem := family.bucketed.problem:
             return replace(why, text=f"{why.text}; not on padded arrays: {problem}")
         return why
+
+    def _difference(self, s: Segment) -> str | None:
+        """The difference of a segment of a new form from the latest one of the same ops."""
+        for family in reversed(self._families.values()):
+            for recording in family.bucketed.recordings[-1:]:
+                if difference := PaddedPrograms.form_difference(recording.segment, s):
+                    return difference
+        return None
 
     @_locked
     def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
@@ -158,18 +169,27 @@ class Families:
         self._read()
         if not self._families and not self._padded.has_graphs(s):
             return None
-        family = self._families.get(self.form(s)) or self._synthetic(s)
+        family = self._families.get(self._key(s)) or self._synthetic(s)
         if family is None or family.bucketed.refusal or family.promotion.own(s.key):
             return None
         bucketed = family.bucketed
         # The programs for few sizes are few; those for many have many combinations of buckets.
         compiles = compiles or (bool(bucketed.programs) and bucketed.has_few_sizes())
-        values = bucketed.solve(s, self._padded.integers(s), learns=compiles)
+        integers = self._padded.integers(s)
+        values = bucketed.solve(s, integers, learns=False)
+        if values is None and compiles:
+            # What is known of one place is not made less by what another one records.
+            divides = len(bucketed.recordings) > 1 and self._divide(s, family)
+            values = None if divides else bucketed.solve(s, integers)
+            if values is None and (divides or self._divide(s, family)):
+                return self.serve(s, arrays)
         if values is None:
             return None
         try:
             return self._program(family, s, values, arrays, compiles)
         except NotPaddableError as error:
+            if self._divide(s, family):
+                return self.serve(s, arrays, compiles)
             self._refused(s, error.op or bucketed.differing_op())
             bucketed.refuse(f"{error.op or 'the segment'}: {error}")
         if bucketed.refusal:
@@ -180,16 +200,16 @@ class Families:
             )
         return None
 
-    def _synthetic(self, s: Segment) -> _Family | None:
+    def _synthetic(self, s: Segment) -> Family | None:
         """A family of one segment, where the graphs in it say which of its sizes vary."""
         bucketed = self._padded.synthetic(s)
         if bucketed is None:
             return None
-        family = self._families[self.form(s)] = _Family(bucketed)
+        family = self._families[self._key(s)] = Family(bucketed)
         return family
 
     def _program(
-        self, family: _Family, s: Segment, values: list[int], arrays: list[Any], compiles: bool
+        self, family: Family, s: Segment, values: list[int], arrays: list[Any], compiles: bool
     ) -> Program | None:
         bucketed, promotion = family.bucketed, family.promotion
         wanted = bucketed.buckets(values)
@@ -216,12 +236,12 @@ class Families:
 
         return self._padded.program(bucketed, s, values, buckets, gives_way)
 
-    def _is_stored(self, family: _Family, s: Segment, buckets: tuple[int, ...]) -> bool:
+    def _is_stored(self, family: Family, s: Segment, buckets: tuple[int, ...]) -> bool:
         return self._context.is_stored(self._padded.key(family.bucketed, s, buckets))
 
     def _buckets(
         self,
-        family: _Family,
+        family: Family,
         s: Segment,
         values: Sequence[int],
         wanted: tuple[int, ...],
@@ -258,7 +278,7 @@ class Families:
         return nearest
 
     def _with_room(
-        self, family: _Family, s: Segment, values: Sequence[int], arrays: Sequence[Any]
+        self, family: Family, s: Segment, values: Sequence[int], arrays: Sequence[Any]
     ) -> tuple[int, ...]:
         """Buckets for some sizes, and for somewhat larger ones where that costs little."""
         bucketed = family.bucketed
@@ -280,11 +300,11 @@ class Families:
                     chosen = roomy
         return chosen
 
-    def _is_cheap(self, family: _Family, buckets: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    def _is_cheap(self, family: Family, buckets: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
         """Return whether runs in larger buckets cost little beside another compile."""
         return family.waste(wanted, buckets, self._is_cpu) * _RUNS <= 1
 
-    def _has_better(self, family: _Family, wanted: tuple[int, ...], waste: float) -> bool:
+    def _has_better(self, family: Family, wanted: tuple[int, ...], waste: float) -> bool:
         """Return whether a program of buckets that fit better is there, or worth a compile now."""
         programs = family.bucketed.programs
         if wanted in programs:
