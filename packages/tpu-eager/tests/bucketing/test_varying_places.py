@@ -123,3 +123,24 @@ def test_the_reason_names_an_argument_that_is_no_size():
     assert event.reason.endswith(
         "not on padded arrays: aten.rot90.default has k = 7, earlier 5, which is no size"
     )
+
+
+def test_chunks_of_a_prefill():
+    projection, words = torch.randn(8, 8) * 0.3, torch.randn(20, 8)
+
+    def last_scores(tokens: torch.Tensor) -> torch.Tensor:
+        w, e = (t.to(tokens.device) for t in (projection, words))
+        keys = torch.zeros(len(tokens), 0, 8, device=tokens.device)
+        for i in range(0, tokens.shape[1], 6):
+            chunk = F.embedding(tokens[:, i : i + 6], e) @ w
+            keys = torch.cat([keys, chunk], 1)
+            scores = (chunk @ keys.mT).softmax(-1) @ keys @ e.T
+        return (scores[:, -1] - 0.5).softmax(-1)
+
+    shapes = [(4, 12), (2, 11), (3, 10), (3, 9), (5, 8), (2, 11), (6, 10), (3, 12), (5, 11), (7, 8)]
+
+    def step(i: int) -> None:
+        tokens = torch.randint(20, shapes[i])
+        torch.testing.assert_close(last_scores(tokens.to("tpu")).cpu(), last_scores(tokens))
+
+    assert compiles(step, range(len(shapes))) <= 5

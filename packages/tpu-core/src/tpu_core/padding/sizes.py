@@ -64,6 +64,8 @@ NUMERATORS = (1, 2)
 
 # Varying sizes beyond which no product of them is looked for.
 _MOST_FACTORS = 16
+# Most that an offset is for a scale of 1, where a size is likely to be another with an offset.
+_SMALL = 4
 # Scale and offset of a bound that lies next to a number of elements, as a limit of indices does.
 _NEXT_TO_PRODUCTS = ((1, 1), (1, -1))
 
@@ -189,7 +191,7 @@ class Fit:
     def derive(self, seen: Sequence[int]) -> Size | None:
         """As `express`, for integers that are not compared with those of later recordings.
 
-        They must be among those that are, or of a form that is no coincidence.
+        They must be among those that are, next to one of them, or of a form that is no coincidence.
         """
         seen = tuple(seen)
         if seen in self._known:
@@ -199,6 +201,7 @@ class Fit:
             size is None
             or size.is_static
             or _likelihood(len(size.symbols), size.scale, size.offset)[0] < 4
+            or any(_is_next(size, known) for known in self._known.values())
         ):
             return size
         return None
@@ -283,7 +286,14 @@ def _likelihood(degree: int, scale: int, offset: int) -> tuple[int, int]:
     """Rank of a form; any two values lie on a line, so a multiple or a small offset is likelier."""
     if offset == 0:
         return degree, 0
-    return (degree if abs(offset) <= 4 * scale else 4), abs(offset)
+    return (degree if abs(offset) <= _SMALL * scale else 4), abs(offset)
+
+
+def _is_next(size: Size, known: Size) -> bool:
+    """Return whether sizes differ by a small number: the last of a window, and its length."""
+    if (size.scale, size.symbols) != (known.scale, known.symbols):
+        return False
+    return abs(size.offset - known.offset) <= _SMALL * size.scale
 
 
 def _may_be_chance(size: Size, recordings: int) -> bool:
