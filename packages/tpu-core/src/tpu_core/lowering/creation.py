@@ -197,27 +197,25 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, out: Out) -> Array:
     return (row == column).astype(out[0].dtype)
 
 
-_LEAST, _MOST = (np.int64(getattr(np.iinfo(np.int32), end)) for end in ("min", "max"))
-
-
 @lowering("aten.tril.default")
 def tril(self: Array, diagonal: int | Array = 0) -> Array:
-    return _where(lambda distance, limit: distance <= limit, self, diagonal)
+    return _keep(lambda distance, limit: distance <= limit, self, diagonal)
 
 
 @lowering("aten.triu.default")
 def triu(self: Array, diagonal: int | Array = 0) -> Array:
-    return _where(lambda distance, limit: distance >= limit, self, diagonal)
+    return _keep(lambda distance, limit: distance >= limit, self, diagonal)
 
 
-def _where(test: Callable[[Array, Array], Array], self: Array, diagonal: int | Array) -> Array:
+def _keep(test: Callable[[Array, Array], Array], self: Array, diagonal: int | Array) -> Array:
     """The tensor where the distance of its diagonals from the main one passes a test, 0 elsewhere.
 
     No size is compared with the diagonal: it may be a run-time number, and sizes may vary.
     """
     row, column = _row_and_column(self.shape)
-    limit = lax.clamp(_LEAST, cast(diagonal, np.int64), _MOST).astype(np.int32)
-    return jnp.where(test(column - row, limit), self, jnp.zeros((), self.dtype))
+    int32 = np.iinfo(np.int32)
+    limit = lax.clamp(np.int64(int32.min), cast(diagonal, np.int64), np.int64(int32.max))
+    return jnp.where(test(column - row, limit.astype(np.int32)), self, jnp.zeros((), self.dtype))
 
 
 @lowering("aten.tril_indices.default")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.dtypes import dtype_text
+from tpu_core.lowering.views import WHOLE, Access
 from tpu_core.padding.recording import form_of_node
 from tpu_core.recorder.plan import PLACES, NodePlan
 
@@ -57,7 +59,23 @@ def _of_nodes(earlier: Node, later: Node) -> str:
             elif _is_constant(before) and _is_constant(now) and repr(before) != repr(now):
                 name = name.lstrip("$")
                 return f"{later.name} has {name} = {now}, earlier {before}, which is no size"
-    return f"{later.name} has tensors of another kind, as views, dtypes or dims of size 1"
+        for x, y in zip([*a.reads, *a.writes], [*b.reads, *b.writes]):
+            if difference := _of_accesses(x, y):
+                return f"{later.name} has {difference}"
+    return f"{later.name} has other arguments or dtypes"
+
+
+def _of_accesses(earlier: Access, later: Access) -> str | None:
+    before, now = dtype_text(earlier.dtype), dtype_text(later.dtype)
+    if before != now:
+        return f"a tensor of {now}, earlier of {before}"
+    before, now = (f"{len(a.sizes)} dims" for a in (earlier, later))
+    if before != now:
+        return f"a tensor of {now}, earlier of {before}"
+    if earlier.form == later.form and earlier.dims == later.dims:
+        return None
+    before, now = ("a whole tensor" if a.form == WHOLE else "a view" for a in (earlier, later))
+    return f"{now}, earlier {before}" if before != now else "a view of another kind"
 
 
 def _is_list_of_tensors(value: Any) -> bool:

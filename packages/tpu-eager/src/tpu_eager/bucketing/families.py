@@ -179,9 +179,10 @@ class Families:
         values = bucketed.solve(s, integers, learns=False)
         if values is None and compiles:
             # What is known of one place is not made less by what another one records.
-            divides = len(bucketed.recordings) > 1 and self._divide(s, family)
-            values = None if divides else bucketed.solve(s, integers)
-            if values is None and (divides or self._divide(s, family)):
+            if len(bucketed.recordings) > 1 and self._divide(s, family):
+                return self.serve(s, arrays)
+            values = bucketed.solve(s, integers)
+            if values is None and self._divide(s, family):
                 return self.serve(s, arrays)
         if values is None:
             return None
