@@ -25,8 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TPU_RECOMPILE_LIMIT", "0")
     # Tests say what programs compute; those of the tiers choose theirs.
     os.environ.setdefault("TPU_TIERS", "compiled")
-    # A quarter of the time of tests was LLVM's optimizations; the fuzzers have them.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    if ON_CPU:
+        # A quarter of the time of tests was LLVM's optimizations; the fuzzers have them.
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # A worker of xdist has a folder of its own, as tests count what is compiled.
     config.stash[FOLDER] = os.environ["TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="tpu-cache-")
 
@@ -37,6 +38,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 FOLDER = pytest.StashKey[str]()
+ON_CPU = os.environ.get("TPU_PLATFORM", "cpu") in ("cpu", "auto")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not ON_CPU:
+        reason = pytest.mark.skip(reason="of the CPU platform")
+        for item in items:
+            if item.get_closest_marker("of_cpu"):
+                item.add_marker(reason)
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +99,8 @@ def _tiers(name: str, patience: float | None = None) -> Iterator[None]:
     from tpu_core import _C, tiers
     from tpu_core.config import config
 
+    if not ON_CPU and name != "compiled":
+        pytest.skip("CPU kernels need memory of the host")
     torch.zeros(1, device="tpu")
     _C.flush()
     _C.set_tiers(tiers.NUMBERS[name])

@@ -95,8 +95,9 @@ def support_page() -> str:
             )
     out += [
         "",
-        "All of it ran on XLA's CPU platform. Nothing here says that it works on a TPU or a GPU:",
-        "`nox -s device` runs the tests where one is. Python 3.14 has not been tried.",
+        "All of it ran on XLA's CPU platform. Nothing here says that it works on a TPU. Of a GPU",
+        "[the page on installing](../install.md#on-a-gpu) says what was seen. Python 3.14 has not",
+        "been tried.",
     ]
     for run in runs:
         failures = [(s, name) for s, seen in run["suites"].items() for name in seen["failures"]]

@@ -16,12 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels", "tpu-distributed")
 OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation")
+WORKLOADS, RUNNERS = "mlp,small_ops,gpt,resnet18", "torch,inductor,fused,compiled"
 
 
-def run(*args: str | Path) -> bool:
+def run(platform: str, *args: str | Path) -> bool:
     """Run this Python; whether it ended well."""
     print(f"== {' '.join(map(str, args))}", flush=True)
-    env = {"TPU_PLATFORM": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    # Memory as it is needed: several processes share the accelerator.
+    env = {**os.environ, "TPU_PLATFORM": platform, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, env=env).returncode == 0
 
 
@@ -29,22 +31,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Tests and benchmark on an accelerator.")
     parser.add_argument("--build", action="store_true", help="install the packages first")
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="where results go")
+    parser.add_argument("--workers", default="1", help="processes that run tests; one for a TPU")
+    parser.add_argument("--steps", help="of doctor, example, tests, models; all by default")
     options = parser.parse_args()
-    results = options.out.resolve()
+    results, platform = options.out.resolve(), os.environ.get("TPU_PLATFORM", "cuda")
+    results.mkdir(parents=True, exist_ok=True)
     if options.build:
         for package in PACKAGES:
-            if not run("-m", "pip", "install", *OFFLINE, "--editable", f"packages/{package}"):
+            if not run(platform, "-m", "pip", "install", *OFFLINE, "-e", f"packages/{package}"):
                 return 1
-    # One process at a time: an accelerator has one owner.
-    steps = {
+    models: tuple[str, ...] = (
+        "integration/benchmarks/models.py",
+        "--platform",
+        platform,
+        "--quick",
+        "--steps",
+        "50",
+    )
+    models += ("--only", WORKLOADS, "--runners", RUNNERS, "--json", str(results / "models.jsonl"))
+    tests = ("-m", "pytest", "-q", "-m", "not slow", "-n", options.workers)
+    steps: dict[str, tuple[str | Path, ...]] = {
         "doctor": ("-m", "tpu_core", "doctor"),
         "example": ("examples/train_char_gpt.py", "--steps", "20", "--out", results),
+        "models": models,
     }
     for package in ("tpu-core", "tpu-eager"):
-        tests = ("-m", "pytest", "-p", "no:xdist", "-m", "not slow", f"packages/{package}/tests")
-        steps[f"tests of {package}"] = (*tests, f"--junit-xml={results / package}.xml")
-    steps["benchmark"] = ("integration/benchmarks/models.py",)
-    ended = {name: run(*step) for name, step in steps.items()}
+        report = f"--junit-xml={results / package}.xml"
+        steps[f"tests of {package}"] = (*tests, f"packages/{package}/tests", report)
+    chosen = options.steps.split(",") if options.steps else [name.split()[0] for name in steps]
+    ended = {name: run(platform, *s) for name, s in steps.items() if name.split()[0] in chosen}
     for name, well in ended.items():
         print(f"{name}: {'ended well' if well else 'FAILED'}")
     return 0 if all(ended.values()) else 1

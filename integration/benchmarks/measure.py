@@ -26,7 +26,7 @@ RUNNERS: dict[str, dict[str, str]] = {
     "jax": {},
     "jax3d": {},
     "jax_nhwc": {},
-    # `torch.compile` on the CPU.
+    # `torch.compile` on PyTorch's own device.
     "inductor": {},
     # What runs where nothing is set: CPU kernels, and programs where they are faster.
     "tiers": {"TPU_EAGER_MODE": "fused", "TPU_TIERS": "auto"},
@@ -67,7 +67,9 @@ def prepare(workload: str, runner: str, materials: Path) -> tuple[Job, Callable[
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     if runner not in OURS:
-        return workloads.build(workload, "cpu", compiled=runner == "inductor"), lambda: 0
+        # PyTorch calls its devices as JAX calls its platforms.
+        device = os.environ["TPU_PLATFORM"]
+        return workloads.build(workload, device, compiled=runner == "inductor"), lambda: 0
     job = workloads.build(workload, "tpu", compiled=runner == "compiled")
     torch.tpu.synchronize()
 

@@ -3,9 +3,11 @@
 Every runner of a workload starts twice: once pinned to one core with an empty cache, which gives
 CPU time a step, the first step and the compiles; once more on all cores with the cache that the
 first left, which gives wall time a step and what a second process pays. Ratios are of CPU time on
-one core: they hold on a busy machine, wall time does not.
+one core: they hold on a busy machine, wall time does not. On an accelerator no process is pinned,
+and PyTorch runs on its own device of that name.
 
     python integration/benchmarks/models.py --only mlp,gpt --runners fused,jax --json out.json
+    python integration/benchmarks/models.py --platform cuda --quick --steps 50 --runners torch,fused
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--runners", default=runners, help=f"of {runners}")
     parser.add_argument("--steps", type=int, help="timed steps, not each workload's own number")
     parser.add_argument("--quick", action="store_true", help="5 steps, no second process")
+    parser.add_argument("--platform", default="cpu", help="cpu, or an accelerator such as cuda")
     parser.add_argument("--json", type=Path, help="append the results to this file")
     chosen = parser.parse_args()
     for option, known in (("only", jobs.SPECS), ("runners", measure.RUNNERS)):
@@ -63,7 +66,7 @@ def main() -> None:
             if any(r.startswith("jax") for r in chosen.runners):
                 harness.export(workload, materials)
             for runner in chosen.runners:
-                if workload in _FORMS.get(runner, (workload,)):
+                if workload in _forms(runner, chosen.platform, workload):
                     cache = Path(folder) / ("strict" if runner == "background" else runner)
                     runs[workload, runner] = run(workload, runner, materials, cache, chosen)
         own = {r: f for (w, r), f in runs.items() if w == workload}
@@ -74,6 +77,13 @@ def main() -> None:
         harness.report("Targets", derived, chosen)
 
 
+def _forms(runner: str, platform: str, workload: str) -> tuple[str, ...]:
+    """Workloads that a runner has."""
+    if runner == "inductor" and platform != "cpu":
+        return (workload,)  # that of PyTorch's own device is what to compare with
+    return _FORMS.get(runner, (workload,))
+
+
 def run(
     workload: str, runner: str, materials: Path, cache: Path, chosen: argparse.Namespace
 ) -> dict[str, Any]:
@@ -82,15 +92,25 @@ def run(
     steps = chosen.steps or (5 if chosen.quick else spec.units * spec.steps)
     units = max(1, steps // spec.steps)
     # On one core a process that compiles meanwhile would have a tenth of it.
-    pinned = runner != "background"
-    figures = process(workload, runner, materials, cache, units, pinned)
+    pinned = runner != "background" and chosen.platform == "cpu"
+    inputs = (workload, runner, chosen.platform, materials, cache, units)
+    figures = process(*inputs, pinned=pinned)
     if not chosen.quick:
-        figures["warm"] = process(workload, runner, materials, cache, units, pinned=False)
+        figures["warm"] = process(*inputs, pinned=False)
+    elif not pinned:
+        figures["wall"] = figures["wall_ms"]
     return figures
 
 
 def process(
-    workload: str, runner: str, materials: Path, cache: Path, units: int, pinned: bool
+    workload: str,
+    runner: str,
+    platform: str,
+    materials: Path,
+    cache: Path,
+    units: int,
+    *,
+    pinned: bool,
 ) -> dict[str, Any]:
     """Run ``measure.py`` and return its figures.
 
@@ -103,8 +123,9 @@ def process(
         **measure.RUNNERS[runner],
         "TPU_CACHE_DIR": str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TPU_PLATFORM": "cpu",
-        "JAX_PLATFORMS": "cpu",
+        "TPU_PLATFORM": platform,
+        # Constants are made on the host.
+        "JAX_PLATFORMS": platform if platform == "cpu" else f"{platform},cpu",
         "OMP_NUM_THREADS": threads,
         # Only the device that is measured, so that the others' processes are their own.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(runner in measure.OURS)),
@@ -143,7 +164,7 @@ def row(runner: str, f: dict[str, Any]) -> dict[str, Any]:
         "runner": runner,
         "CPU (ms)": f["cpu_ms"],
         "its spread (%)": f["cpu_spread"] * 100,
-        "wall, all cores (ms)": warm.get("wall_ms"),
+        "wall, all cores (ms)": warm.get("wall_ms", f.get("wall")),
         "first step (s)": f["first_s"],
         "its CPU (s)": f["first_cpu_s"],
         "until steady (s)": f["until_steady_s"],

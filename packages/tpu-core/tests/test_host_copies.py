@@ -20,6 +20,9 @@ from tpu_core.errors import ExecutionError
 from tpu_core.host_copies import HOST_COPIES
 from tpu_core.pjrt import client as pjrt
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="PyTorch pins memory for CUDA where it can"
+)
 WHOLE = modes.Mode("whole", max_ops=0)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tpu_core.runtime import runtime
 from tpu_core.torch_compat import FLOAT8_SATURATES
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -52,7 +53,10 @@ def test_float8_saturates_where_the_cpu_does():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_wide_numbers_round_as_on_the_cpu(dtype):
-    for source in (SOURCES["float64"], SOURCES["int64"] * 12345, SOURCES["int64"].int() * 1001):
+    sources = [SOURCES["float64"], SOURCES["int64"] * 12345]
+    if not runtime().client.has_fault("conversions-are-combined"):
+        sources.append(SOURCES["int64"].int() * 1001)
+    for source in sources:
         normal = source[source.double().abs() >= torch.finfo(torch.float32).tiny]
         assert same(normal.to("tpu").to(dtype).cpu(), normal.to(dtype))
 

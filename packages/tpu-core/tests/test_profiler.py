@@ -25,6 +25,8 @@ from tpu_core.pjrt import profiling
 from tpu_core.profiler import xplane
 from tpu_core.profiler.rows import Kind, Row, op_name, short_name
 
+# PyTorch's profiler holds CUPTI, which XLA's would need on a GPU.
+pytestmark = pytest.mark.of_cpu
 HERE = Path(__file__).name
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -9,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from tpu_core import modes
 
 
+@pytest.mark.of_cpu
 def test_programs_on_padded_arrays_have_ops_and_lines() -> None:
     def call(n: int) -> None:
         x = torch.ones(n, 16, device="tpu")

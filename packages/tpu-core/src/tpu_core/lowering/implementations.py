@@ -229,10 +229,8 @@ def lower_for_target(function: Callable[..., Any], *avals: Any) -> Any:
         ...     lowered = lower_for_target(lambda x: x + 1, jax.ShapeDtypeStruct((4,), np.float32))
     """
     traced = jax.jit(function, keep_unused=True).trace(*avals)
-    given = _target.get()
-    if given is None:
-        return traced.lower()
-    return traced.lower(lowering_platforms=(given.platform,))
+    # Without a platform it would be that of jax's first device, which may be a GPU beside the CPU.
+    return traced.lower(lowering_platforms=(Target.current().platform,))
 
 
 def choices() -> Choices:

@@ -82,6 +82,22 @@ def _divisions() -> tuple[Any, Any]:
     return [(x / n)[i].item() for i, n in enumerate((41, 47, 55))], [1.0] * 3
 
 
+@_canary("quotients-are-not-rounded")
+def _quotients() -> tuple[Any, Any]:
+    import torch
+
+    x = torch.arange(1.0, 4097.0)
+    return (x.to("tpu") / x.to("tpu")).unique().tolist(), [1.0]
+
+
+@_canary("conversions-are-combined")
+def _conversions() -> tuple[Any, Any]:
+    import torch
+
+    x = torch.tensor([2**26 + 2**18 + 1], dtype=torch.int32)  # a tie, once it is of float32
+    return x.to("tpu").bfloat16().tolist(), [2.0**26]
+
+
 @_canary("inverse-functions-are-folded")
 def _inverses() -> tuple[Any, Any]:
     import torch
@@ -95,7 +111,7 @@ def _elided() -> tuple[Any, Any]:
     import torch
 
     x, y = (torch.tensor([n]).bfloat16().to("tpu") for n in (256.0, 1.0))
-    return ((x + y).float() - 256).tolist(), [0.0]
+    return [*((x + y).float() - 256).tolist(), *y.exp().float().tolist()], [0.0, 2.71875]
 
 
 @_canary("products-are-contracted")

@@ -154,17 +154,21 @@ def start() -> Client:
     # lets other threads run meanwhile, which end the process where they use half of a type.
     tuple(xla_client.DeviceList(picked))
     backend = picked[0].client
-    return Client(platform, picked, backend, version_of(backend.platform, backend.platform_version))
+    version = version_of(platform.name, backend.platform_version, picked[0].device_kind)
+    return Client(platform, picked, backend, version)
 
 
-def version_of(platform: str, platform_version: str) -> str:
+def version_of(platform: str, platform_version: str, device_kind: str = "") -> str:
     """Version of a platform and of all that decides what code is made for it.
 
     Args:
-        platform: PJRT's name of it.
-        platform_version: As its client gives it.
+        platform: Name of it, as of `Platform`.
+        platform_version: As its client gives it. That of libtpu names the chip.
+        device_kind: Name of the chip, for other platforms than CPUs and TPUs.
     """
     parts = [platform, platform_version, os.environ.get("XLA_FLAGS", "")]
+    if platform not in ("cpu", "tpu"):
+        parts.append(device_kind)
     if platform == "cpu":
         parts += [machine(), instruction_set()]
     else:
@@ -398,12 +402,17 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     from tpu_core.pjrt.products import fold_transposes, widen_operands
 
     module = lowered.compiler_ir("stablehlo")
-    on_cpu = lowered._lowering._platforms == ("cpu",)
+    platforms = lowered._lowering._platforms
+    on_cpu = platforms == ("cpu",)
     state = lowered._lowering.compile_args.get("shape_poly_state")
     if state is not None and state.uses_dim_vars:  # it calls a program of symbolic sizes
         module = mlir.refine_polymorphic_shapes(module)
     fold_transposes(module)
-    guard(module, widest=64 if on_cpu else 32)
+    guard(
+        module,
+        widest=32 if "tpu" in platforms else 64,
+        rounds_quotients="cuda" not in platforms,
+    )
     if on_cpu:
         widen_operands(module)
         write_with_dashes(module)

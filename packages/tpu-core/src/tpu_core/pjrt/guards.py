@@ -52,14 +52,17 @@ def walk(module: ir.Module, change: Callable[[Any], None]) -> None:
             change(op)
 
 
-def guard(module: ir.Module, widest: int) -> None:
+def guard(module: ir.Module, widest: int, *, rounds_quotients: bool = True) -> None:
     """Keep XLA from folding what machine numbers do not allow, in place.
 
     Args:
         module: StableHLO.
         widest: Bits of the widest floats whose bits the platform can take.
+        rounds_quotients: Whether the platform rounds quotients of float32 to the nearest.
     """
     walk(module, functools.partial(_guard, widest=widest))
+    if not rounds_quotients:
+        walk(module, _divide_in_float64)
 
 
 def _guard(op: Any, widest: int) -> None:
@@ -117,6 +120,25 @@ def _hidden(value: Any, other: Any) -> Any:
     mask = hlo.bitcast_convert(bits, other)
     flipped = hlo.xor(hlo.xor(hlo.bitcast_convert(bits, value), mask), mask)
     return hlo.bitcast_convert(kind, flipped)
+
+
+def _divide_in_float64(op: Any) -> None:
+    """Divide float32 by a reciprocal of float64, which rounds to the quotient.
+
+    No quotient of float32 is so near the middle of two others that the error of float64 decides.
+    LLVM would make a division of float64 one of float32 again.
+    """
+    kind = op.results[0].type if op.name == "stablehlo.divide" else None
+    if kind is None or not isinstance(_element(kind), ir.F32Type):
+        return
+    with ir.InsertionPoint(op), op.location:
+        wide = ir.RankedTensorType.get(ir.RankedTensorType(kind).shape, ir.F64Type.get())
+        x, y = (hlo.convert(wide, operand) for operand in op.operands)
+        one = ir.DenseElementsAttr.get_splat(wide, ir.FloatAttr.get(wide.element_type, 1.0))
+        reciprocal = hlo.divide(hlo.constant(one), y)
+        quotient = hlo.convert(kind, hlo.multiply(x, reciprocal))
+    op.results[0].replace_all_uses_with(quotient)
+    op.erase()
 
 
 def _multiply_bits(op: Any) -> None:

@@ -29,7 +29,7 @@ class Fault:
         what: The fault, in one sentence.
         package: The distribution that has it, ``"jaxlib"`` or ``"libtpu"``.
         versions: The releases that have it, as pins.
-        platform: The platform that shows it.
+        platforms: The platforms that show it.
         avoided_by: The option that avoids it, or None where nothing does.
         issues: Upstream reports, as ``"owner/repository#number"``.
         options: Compile options that avoid it.
@@ -40,7 +40,7 @@ class Fault:
     what: str
     package: str
     versions: str
-    platform: str
+    platforms: tuple[str, ...]
     avoided_by: str | None
     issues: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
@@ -50,7 +50,7 @@ class Fault:
         """Return whether the installed release has it on a platform."""
         version = installed(self.package)
         return (
-            platform == self.platform and version is not None and satisfies(version, self.versions)
+            platform in self.platforms and version is not None and satisfies(version, self.versions)
         )
 
 
@@ -63,7 +63,7 @@ FAULTS = (
         "process (SIGSEGV) or never ends.",
         "jaxlib",
         ">=0.10.2,<0.11.1",
-        "cpu",
+        ("cpu",),
         _OPTION,
         ("jax-ml/jax#39257", "jax-ml/jax#40412"),
         (_INDIVIDUAL,),
@@ -74,7 +74,7 @@ FAULTS = (
         "there are more than 32,768 (float32) or 16,384 (float64).",
         "jaxlib",
         ">=0.10.2,<0.11.1",
-        "cpu",
+        ("cpu",),
         _OPTION,
         ("jax-ml/jax#39103",),
         (_INDIVIDUAL,),
@@ -85,7 +85,7 @@ FAULTS = (
         "runs (`Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32`).",
         "jaxlib",
         ">=0.10,<0.11",
-        "cpu",
+        ("cpu",),
         "Lowering: operands of 16 and 8 bits are widened to float32 first, which is exact.",
     ),
     Fault(
@@ -93,7 +93,7 @@ FAULTS = (
         "`and` and `or` of two signed integers that were both narrowed end the process.",
         "jaxlib",
         ">=0.10,<0.11",
-        "cpu",
+        ("cpu",),
         "Lowering: the bits are combined as unsigned integers.",
     ),
     Fault(
@@ -102,7 +102,7 @@ FAULTS = (
         "`x * x < 0` is False where the product wraps.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         "Lowering: integers are multiplied as unsigned ones.",
         ("openxla/xla#41784", "openxla/xla#46628"),
     ),
@@ -112,8 +112,40 @@ FAULTS = (
         "that `x / 41` is not 1 where `x` is 41.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         "Lowering: XLA does not see that the divisor is one number.",
+    ),
+    Fault(
+        "quotients-are-not-rounded",
+        "A quotient of float32 is off by up to 2 units in the last place, so that `x / x` is not "
+        "always 1.",
+        "jaxlib",
+        ">=0.10",
+        ("cuda",),
+        "Lowering: a product with a reciprocal of float64, rounded to float32.",
+    ),
+    Fault(
+        "conversions-are-combined",
+        "An integer of 32 bits is rounded to bfloat16 once, which PyTorch rounds to float32 first.",
+        "jaxlib",
+        ">=0.10",
+        ("cuda",),
+        None,
+    ),
+    Fault(
+        "products-are-tuned-for-minutes",
+        "Each product of float32 at full precision is compiled in tens of ways by Triton, and each "
+        "fusion in several, before one is chosen: minutes for a small transformer.",
+        "jaxlib",
+        ">=0.10",
+        ("cuda",),
+        "Compile option: products are those of cuBLAS, fusions those of XLA.",
+        (),
+        (
+            ("xla_gpu_enable_triton_gemm", False),
+            ("xla_gpu_experimental_enable_fusion_autotuner", False),
+        ),
+        has_canary=False,  # it costs time, not a value
     ),
     Fault(
         "inverse-functions-are-folded",
@@ -121,7 +153,7 @@ FAULTS = (
         "between overflows.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         "Lowering: XLA does not see both functions at once.",
         ("openxla/xla#42732", "jax-ml/jax#37919", "jax-ml/jax#38099"),
     ),
@@ -130,7 +162,7 @@ FAULTS = (
         "A bfloat16 result that another op of the same program widens again is not rounded.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu", "cuda"),
         "Compile option: excess precision is not allowed.",
         ("jax-ml/jax#23007",),
         (("xla_allow_excess_precision", False),),
@@ -140,7 +172,7 @@ FAULTS = (
         "Optimization barriers are removed before fusion, which undoes activation checkpointing.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         "Compile option: the pass that removes them is off.",
         (),
         (("xla_disable_hlo_passes", "cse_barrier_expander"),),
@@ -152,7 +184,7 @@ FAULTS = (
         "overwritten while it is sent.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         "Lowering: an all-to-all, and a sum of what arrived.",
         ("jax-ml/jax#40830",),
         has_canary=False,  # it takes several processes, and luck
@@ -163,7 +195,7 @@ FAULTS = (
         "an update by index of every second element, beside other updates, is lost.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         "Lowering: instructions have names with dashes, which XLA numbers.",
     ),
     Fault(
@@ -171,7 +203,7 @@ FAULTS = (
         "Arithmetic takes denormal operands for zero and returns zero for denormal results.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         None,
         ("openxla/xla#22858", "jax-ml/jax#16200", "jax-ml/jax#37762"),
     ),
@@ -180,7 +212,7 @@ FAULTS = (
         "A product and a sum of one program round once (FMA), so that `x * y - y * x` is not 0.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu",),
         None,
         ("jax-ml/jax#26147", "jax-ml/jax#38602"),
     ),
@@ -189,7 +221,7 @@ FAULTS = (
         "`x + 0` is `x`, so that -0 stays -0.",
         "jaxlib",
         ">=0.10",
-        "cpu",
+        ("cpu", "cuda"),
         None,
     ),
     Fault(
@@ -199,7 +231,7 @@ FAULTS = (
         "planned nor saved.",
         "libtpu",
         ">=0.0.46",
-        "tpu",
+        ("tpu",),
         "The libtpu that the installed jax names: 0.0.42 for jax 0.10.",
         has_canary=False,  # it takes a slice of several chips
     ),
@@ -252,15 +284,16 @@ def faults_page() -> str:
             for issue in fault.issues
         )
         versions = fault.versions.replace(",", ", ")
+        platforms = ", ".join(f"`{platform}`" for platform in fault.platforms)
         cells = (
             f"**{fault.name}**: {fault.what}",
-            f"{fault.package} {versions}, `{fault.platform}`",
+            f"{fault.package} {versions}, {platforms}",
             fault.avoided_by or "Nothing.",
             "yes" if fault.has_canary else "no",
             reports,
         )
         out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     out += ["", "## Options", "", "| Platform | Option | Value |", "|---|---|---|"]
-    options = {(f.platform, *option): None for f in FAULTS for option in f.options}
+    options = {(p, *option): None for f in FAULTS for p in f.platforms for option in f.options}
     out += [f"| `{platform}` | `{name}` | `{value}` |" for platform, name, value in options]
     return "\n".join(out) + "\n"
