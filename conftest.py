@@ -17,6 +17,10 @@ hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", help="a part of the tests, such as 2/8")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Before the device starts; worker processes and the tests' own inherit it.
     # What is compiled must not depend on which ops the tests before have used.
@@ -41,7 +45,9 @@ FOLDER = pytest.StashKey[str]()
 ON_CPU = os.environ.get("TPU_PLATFORM", "cpu") in ("cpu", "auto")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, parts = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[part - 1 :: parts]
     if not ON_CPU:
         reason = pytest.mark.skip(reason="of the CPU platform")
         for item in items:

@@ -99,6 +99,9 @@ def run(
         figures["warm"] = process(*inputs, pinned=False)
     elif not pinned:
         figures["wall"] = figures["wall_ms"]
+    # Now, as a runner that follows may be stopped.
+    took = f"{figures['wall_ms']:.3g} ms a step, the first {figures['first_s']:.3g} s"
+    print(f"{workload}, {runner}: {took}, {figures['compiles']:g} compiles", file=sys.stderr)
     return figures
 
 

@@ -106,7 +106,8 @@ def test_quotients_of_float32_where_the_platform_does_not_round_them():
     g = np.random.default_rng(0)
     small = g.integers(1, 2**24, (2, 4096)).astype(np.float32)
     wide = np.exp2(g.uniform(-60, 60, (2, 4096))).astype(np.float32)
-    wide[:, :9] = [[0, 1, -1, -0.0, 0, np.inf, np.inf, np.nan, 3], [0, 0, 0, 5, -2, np.inf, 2, 1, 3]]
+    wide[0, :9] = 0, 1, -1, -0.0, 0, np.inf, np.inf, np.nan, 3
+    wide[1, :9] = 0, 0, 0, 5, -2, np.inf, 2, 1, 3
     traced = jax.jit(lambda x, y: x / y).trace(small[0], small[1])
     module = pjrt.module_bytes(traced.lower(lowering_platforms=("cuda",)))
     assert "f64" in pjrt.module_text(module)
