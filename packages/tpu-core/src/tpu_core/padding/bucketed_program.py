@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tpu_core.compiler.segment import RuntimeScalar, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding import padded_module
 from tpu_core.padding.family_signatures import FamilySignatures
-from tpu_core.padding.recording import shapes_of_slots
+from tpu_core.padding.recording import reused, shapes_of_slots
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Fit, Size, bucket
 from tpu_core.padding.synthetic import SyntheticRecordings
@@ -41,6 +41,7 @@ class BucketedProgram:
 
     Args:
         signatures: Sub-programs of a segment's ops.
+        form: Of its segments.
         tensors: Number of the integers, the first ones, that are of tensors.
 
     Attributes:
@@ -51,8 +52,9 @@ class BucketedProgram:
         programs: Programs by bucket of each symbol.
     """
 
-    def __init__(self, signatures: SegmentSignatures, tensors: int) -> None:
+    def __init__(self, signatures: SegmentSignatures, form: str, tensors: int) -> None:
         self._signatures = signatures
+        self.form = form
         self._tensors = tensors
         self.recordings: list[Recording] = []
         self.problem: str | None = None
@@ -72,21 +74,15 @@ class BucketedProgram:
 
     @classmethod
     def from_synthetic(
-        cls,
-        synthetic: SyntheticRecordings,
-        recordings: list[Recording],
-        signatures: SegmentSignatures,
-        tensors: int,
+        cls, synthetic: SyntheticRecordings, recordings: list[Recording], family: BucketedProgram
     ) -> BucketedProgram:
         """A family of recordings that were made up.
 
         Args:
             synthetic: Declared sizes.
             recordings: Those of ``synthetic.segments``.
-            signatures: Sub-programs of a segment's ops.
-            tensors: Number of the integers, the first ones, that are of tensors.
+            family: Without recordings.
         """
-        family = cls(signatures, tensors)
         columns = list(zip(*(r.integers for r in recordings)))
         family.recordings = recordings
         family._first = [columns.index(values) for values in zip(*synthetic.values)]
@@ -114,6 +110,21 @@ class BucketedProgram:
             return
         if not self.programs or self._ops().are_of(self._numbered(recording.segment)):
             self._restart([*self.recordings, recording])
+
+    def solve_outline(self, segment: Segment, integers: list[int]) -> list[int] | None:
+        """As `solve`, for a segment of another form, but of the same outline.
+
+        A lowering may do something else at one element, as `linspace` does: what its ops are traced
+        to at these very sizes must be what the family's are, as of any size of a tensor.
+        """
+        # Memory that the program takes for its results must be free in the segment too.
+        if not self.programs or not set(self.segment().donated) <= set(segment.donated):
+            return None
+        values = self._solve(segment, integers, least=1)
+        if values is None:
+            return None
+        traced = any(v == 1 for v in values)
+        return values if self._ops().agree(self._numbered(segment), values, traced) else None
 
     def solve(self, segment: Segment, integers: list[int], learns: bool = True) -> list[int] | None:
         """The symbols' values in a segment; None where it is no member of the family.
@@ -155,7 +166,7 @@ class BucketedProgram:
         self._shapes = None
         self._signature = ""
 
-    def _solve(self, segment: Segment, integers: list[int]) -> list[int] | None:
+    def _solve(self, segment: Segment, integers: list[int], least: int = 2) -> list[int] | None:
         if len(self.recordings) < 2:
             return None
         if self.fit is None:
@@ -164,7 +175,7 @@ class BucketedProgram:
             self.problem = self.fit.problem
             return None
         values = self.fit.solve(integers)
-        if values is None or not values or any(v < 2 for v in values):
+        if values is None or not values or any(v < least for v in values):
             return None
         numbers = list(zip(segment.numbers, self.constants()))
         varied = [n for n, c in numbers if c is not None and not _same(n.value, c)]
@@ -269,7 +280,8 @@ class BucketedProgram:
 
     def segment(self) -> Segment:
         """The first recording's segment, with the numbers that vary as run-time inputs."""
-        return self._numbered(self.recordings[0].segment)
+        first = self.recordings[0].segment
+        return replace(self._numbered(first), donated=reused(first))
 
     def lower(self, buckets: tuple[int, ...]) -> bytes:
         """StableHLO bytecode of the program for some buckets; its last argument are the sizes.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tpu_core.compiler.segment import Segment
+from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding.jaxpr_signature import Signature, has_tables
 from tpu_core.padding.segment_signature import SegmentSignatures
@@ -63,9 +63,20 @@ class FamilySignatures:
         self._of_members: dict[tuple[int, ...], list[Table]] = {}
         self._agreed: dict[tuple[int, int], tuple[Signature, Expected]] = {}  # by their ids
 
-    def agree(self, segment: Segment, values: Sequence[int]) -> bool:
-        """Return whether the ops of a segment have the sizes inside that the recordings say."""
-        found = self._signatures(segment, lambda i, node: self._symbolic.at(i, node, values))
+    def agree(self, segment: Segment, values: Sequence[int], traced: bool = False) -> bool:
+        """Return whether the ops of a segment have the sizes inside that the recordings say.
+
+        Args:
+            segment: The segment.
+            values: Its sizes.
+            traced: Whether each op is traced at its sizes: a trace of symbolic sizes says nothing
+                of size 1.
+        """
+
+        def known(i: int, node: Node) -> Signature | None:
+            return None if traced else self._symbolic.at(i, node, values)
+
+        found = self._signatures(segment, known)
         # Nodes that share a trace have one signature, and without sizes inside one for all sizes.
         pairs = {(id(one), id(e)): (one, e) for one, e in zip(found, self.expected)}
         agrees = len(found) == len(self.expected) and all(
@@ -78,7 +89,9 @@ class FamilySignatures:
             self._agreed |= static
         if agrees and any(map(has_tables, found)):
             self._of_members[tuple(values)] = self._signatures.tables(
-                segment, found, lambda i, node: self._symbolic.tables(i, node, values)
+                segment,
+                found,
+                lambda i, node: None if traced else self._symbolic.tables(i, node, values),
             )
             if len(self._of_members) > _MOST_TABLES:
                 del self._of_members[next(iter(self._of_members))]

@@ -7,7 +7,7 @@ from typing import Any
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import WHOLE, Access
-from tpu_core.padding.recording import form_of_node
+from tpu_core.padding.recording import form_of_node, reused
 from tpu_core.recorder.plan import PLACES, NodePlan
 
 
@@ -42,7 +42,7 @@ def form_difference(earlier: Segment, later: Segment) -> str | None:
                 return f"a dim of size {special} makes another program than larger ones"
     if earlier.live != later.live:
         return "other results are read later"
-    if earlier.donated != later.donated:
+    if reused(earlier) != reused(later):
         return "memory of other inputs can be reused"
     return None
 

@@ -19,7 +19,7 @@ from tpu_core.metrics import METRICS
 from tpu_core.padding.bucketed_program import BucketedProgram, Recording
 from tpu_core.padding.check import differences
 from tpu_core.padding.form_difference import form_difference
-from tpu_core.padding.recording import describe, form_of_node, sizes_of_node
+from tpu_core.padding.recording import Description, describe, form_of_node, sizes_of_node
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import NotPaddableError
 from tpu_core.padding.synthetic import has_graphs, ops_of, synthesize
@@ -50,7 +50,7 @@ class PaddedPrograms:
         self._context = context
         self._source = source
         self._signatures = SegmentSignatures(context.store, context.key)
-        self._described: tuple[Segment, str, list[int], int] | None = None
+        self._described: tuple[Segment, Description] | None = None
 
     @staticmethod
     def form_of(node: Node) -> str:
@@ -65,7 +65,7 @@ class PaddedPrograms:
     @staticmethod
     def digest_of(s: Segment) -> str:
         """As `form`, of a segment that is looked at once."""
-        return describe(s)[0]
+        return describe(s).form
 
     @staticmethod
     def has_graphs(s: Segment) -> bool:
@@ -87,31 +87,38 @@ class PaddedPrograms:
         """Return whether an argument of a program has padding."""
         return isinstance(array, PaddedArray)
 
-    def _describe(self, s: Segment) -> tuple[str, list[int], int]:
+    def _describe(self, s: Segment) -> Description:
         if self._described is None or self._described[0] is not s:
-            self._described = (s, *describe(s))
-        return self._described[1:]
+            self._described = (s, describe(s))
+        return self._described[1]
 
     def form(self, s: Segment) -> str:
         """Digest of a segment without its sizes."""
-        return self._describe(s)[0]
+        return self._describe(s).form
+
+    def outline(self, s: Segment) -> str:
+        """The form without what a program of another form may serve too.
+
+        Its dims may be of size 1, and its inputs be reused, where those of the other are not.
+        """
+        return self._describe(s).outline
 
     def integers(self, s: Segment) -> list[int]:
         """The integers of a segment that may vary."""
-        return self._describe(s)[1]
+        return self._describe(s).integers
 
     def new(self, s: Segment) -> BucketedProgram:
         """A program without recordings, for segments of this one's form."""
-        return BucketedProgram(self._signatures, self._describe(s)[2])
+        described = self._describe(s)
+        return BucketedProgram(self._signatures, described.form, described.tensors)
 
     def synthetic(self, s: Segment) -> BucketedProgram | None:
         """A program of recordings at other sizes, where graphs in the segment declare sizes."""
         synthetic = synthesize(s)
         if synthetic is None:
             return None
-        recordings = [Recording(x, describe(x)[1], None) for x in synthetic.segments]
-        tensors = self._describe(s)[2]
-        return BucketedProgram.from_synthetic(synthetic, recordings, self._signatures, tensors)
+        recordings = [Recording(x, describe(x).integers, None) for x in synthetic.segments]
+        return BucketedProgram.from_synthetic(synthetic, recordings, self.new(s))
 
     def add(self, bucketed: BucketedProgram, s: Segment, program: Program) -> None:
         """Add a segment that runs as it was recorded."""
@@ -119,7 +126,7 @@ class PaddedPrograms:
 
     def key(self, bucketed: BucketedProgram, s: Segment, buckets: tuple[int, ...]) -> str:
         """Cache key of the program for some buckets."""
-        text = f"{self.form(s)} {bucketed.signature()} {buckets} {self._source}"
+        text = f"{bucketed.form} {bucketed.signature()} {buckets} {self._source}"
         return self._context.key(s, text, bucketed.segment().constants())
 
     def obtain(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,22 +22,49 @@ from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _
 _T = TypeVar("_T")
 
 
-def describe(segment: Segment) -> tuple[str, list[int], int]:
-    """A process-stable key of the segment without its sizes, and the sizes in a fixed order.
+# Bytes of inputs that are worth a program of their own where their memory can be reused.
+_LEAST_REUSED = 4 * 2**20
 
-    Returns:
-        The key, which holds every static argument that is not declared a size; the integers that
-        may vary; and how many of them, the first ones, are of tensors: sizes, then strides and
-        offsets. Those may define a size, the arguments that come last must follow.
+
+def reused(segment: Segment) -> list[int]:
+    """Slots of inputs whose memory the results of a padded program take, where that is much.
+
+    What nothing else holds differs from step to step, and so would the programs.
     """
+    sizes = (
+        math.prod(segment.slots[i].shape) * segment.slots[i].dtype.itemsize for i in segment.donated
+    )
+    return segment.donated if sum(sizes) >= _LEAST_REUSED else []
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A segment's form, and its integers.
+
+    Attributes:
+        form: Process-stable key of the segment without its sizes. It holds every static argument
+            that is not declared a size.
+        outline: The form without what a program of another form may serve too: dims of size 1,
+            and inputs whose memory may be reused.
+        integers: Those that may vary, in a fixed order.
+        tensors: Number of them, the first ones, that are of tensors: sizes, then strides and
+            offsets. Those may define a size, the arguments that come last must follow.
+    """
+
+    form: str
+    outline: str
+    integers: list[int]
+    tensors: int
+
+
+def describe(segment: Segment) -> Description:
+    """Form of a segment, and its sizes."""
     sizes = [n for s in segment.slots for n in s.shape]
     places: list[int] = []
     arguments: list[int] = []
     digest = hashlib.sha256()
-    # Dims of size 1 are broadcast and empty ones have no elements: those are other programs.
-    slots = [(s.is_input, dtype_text(s.dtype), [min(n, 2) for n in s.shape]) for s in segment.slots]
     packs = [n.pack for n in segment.numbers]
-    digest.update(repr((slots, packs, segment.live, segment.donated)).encode())
+    digest.update(repr((packs, segment.live)).encode())
     for node in segment.nodes:
         form, own_sizes, own_places, own_arguments = _node(node)
         digest.update(form.encode())
@@ -44,7 +72,15 @@ def describe(segment: Segment) -> tuple[str, list[int], int]:
         sizes += own_sizes
         places += own_places
         arguments += own_arguments
-    return digest.hexdigest(), sizes + places + arguments, len(sizes) + len(places)
+    # Empty dims have no elements: those are other programs.
+    slots = [(s.is_input, dtype_text(s.dtype), [min(n, 1) for n in s.shape]) for s in segment.slots]
+    digest.update(repr(slots).encode())
+    outline = digest.hexdigest()
+    # Dims of size 1 are broadcast, those of views too.
+    ones = [i for i, n in enumerate(sizes) if n == 1]
+    digest.update(repr((ones, reused(segment))).encode())
+    integers = sizes + places + arguments
+    return Description(digest.hexdigest(), outline, integers, len(sizes) + len(places))
 
 
 def shapes_of_slots(segment: Segment, integers: Sequence[_T]) -> list[tuple[_T, ...]]:

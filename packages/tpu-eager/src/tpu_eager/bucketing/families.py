@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -24,6 +25,9 @@ _MOST_FAMILIES = 256
 _MOST_DISJOINT = 3
 # Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
 _MOST_PROGRAMS = 16
+# Memory that a program may leave unused, in bytes and as a share of the inputs.
+_WASTED_BYTES = 4 * 2**20
+_WASTED_SHARE = 0.05
 # Buckets have room for sizes that are this much larger, and for all small ones,
 _ROOM = 1.5
 _LEAST = 32
@@ -61,6 +65,7 @@ class Families:
         self._padded = PaddedPrograms(context, package_digest("tpu_eager"))
         self._is_cpu = context.client.platform.name == "cpu"
         self._families: OrderedDict[str, Family] = OrderedDict()
+        self._outlines: OrderedDict[str, list[str]] = OrderedDict()  # keys of each outline
         self._divided: set[str] = set()  # forms with a family for each place in the user's program
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
 
@@ -77,15 +82,22 @@ class Families:
 
     def _add(self, s: Segment, program: Program) -> None:
         key = self._key(s)
-        if key not in self._families:
-            self._families[key] = Family(self._padded.new(s))
-        family = self._families[key]
+        family = self._families.get(key) or self._new(s, Family(self._padded.new(s)))
         self._families.move_to_end(key)
         if family.promotion.own(s.key):
             return
         self._padded.add(family.bucketed, s, program)
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
+
+    def _new(self, s: Segment, family: Family) -> Family:
+        key = self._key(s)
+        self._families[key] = family
+        keys = self._outlines.setdefault(self._padded.outline(s), [])
+        keys[:] = [k for k in keys if k in self._families and k != key] + [key]
+        while len(self._outlines) > _MOST_FAMILIES:
+            self._outlines.popitem(last=False)
+        return family
 
     @_locked
     def form(self, s: Segment) -> str:
@@ -114,7 +126,7 @@ class Families:
             self._divided.clear()
         self._divided.add(self.form(s))
         if len(places) == 1:  # with its programs
-            self._families[self._key(recordings[0].segment)] = family
+            self._new(recordings[0].segment, family)
         else:
             for recording in recordings:
                 if recording.program is not None:
@@ -170,13 +182,17 @@ class Families:
         if not self._families and not self._padded.has_graphs(s):
             return None
         family = self._families.get(self._key(s)) or self._synthetic(s)
-        if family is None or family.bucketed.refusal or family.promotion.own(s.key):
+        if family is not None and family.promotion.own(s.key):
             return None
+        if family is None or family.bucketed.refusal:
+            return self._serve_by_outline(s, arrays)
         bucketed = family.bucketed
         # The programs for few sizes are few; those for many have many combinations of buckets.
         compiles = compiles or (bool(bucketed.programs) and bucketed.has_few_sizes())
         integers = self._padded.integers(s)
         values = bucketed.solve(s, integers, learns=False)
+        if values is None and (program := self._serve_by_outline(s, arrays)):
+            return program
         if values is None and compiles:
             # What is known of one place is not made less by what another one records.
             if len(bucketed.recordings) > 1 and self._divide(s, family):
@@ -206,8 +222,35 @@ class Families:
         bucketed = self._padded.synthetic(s)
         if bucketed is None:
             return None
-        family = self._families[self._key(s)] = Family(bucketed)
-        return family
+        return self._new(s, Family(bucketed))
+
+    def _serve_by_outline(self, s: Segment, arrays: list[Any]) -> Program | None:
+        """A program of a family of another form that serves the segment as well."""
+        own, place = self._key(s), place_of(s)
+        for key in self._outlines.get(self._padded.outline(s), ()):
+            family = self._families.get(key)
+            if key == own or family is None or family.bucketed.refusal:
+                continue
+            bucketed = family.bucketed
+            if bucketed.form in self._divided and place_of(bucketed.segment()) != place:
+                continue
+            if family.promotion.own(s.key) or self._wastes_memory(bucketed.segment(), s):
+                continue
+            values = bucketed.solve_outline(s, self._padded.integers(s))
+            if values is None:
+                continue
+            with contextlib.suppress(NotPaddableError):
+                # Its programs are there; another one would be no less than the segment's own.
+                if program := self._program(family, s, values, arrays, compiles=False):
+                    return program
+        return None
+
+    @staticmethod
+    def _wastes_memory(served: Segment, s: Segment) -> bool:
+        """Return whether much of what the segment could reuse stays beside the results."""
+        sizes = [math.prod(slot.shape) * slot.dtype.itemsize for slot in s.slots]
+        wasted = sum(sizes[i] for i in set(s.donated) - set(served.donated))
+        return wasted > max(_WASTED_BYTES, _WASTED_SHARE * sum(sizes[i] for i in s.inputs()))
 
     def _program(
         self, family: Family, s: Segment, values: list[int], arrays: list[Any], compiles: bool

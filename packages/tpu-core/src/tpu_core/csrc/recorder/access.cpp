@@ -41,6 +41,15 @@ bool match_window(
     if (j == n) return false;
     dims[j] = static_cast<int8_t>(i);
   }
+  // Dims of size 1 as if they were larger: the same view of another size is then of the same form.
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    if (t.size(i) != 1) continue;
+    for (size_t j = 0; j < n; ++j) {
+      if (dims[j] >= 0 || l.strides[j] != t.stride(i) || l.strides[j] == 0) continue;
+      dims[j] = static_cast<int8_t>(i);
+      break;
+    }
+  }
   starts.assign(n, 0);
   c10::SmallVector<uint8_t, 6> done(n, 0);
   int64_t rest = t.storage_offset();
