@@ -49,10 +49,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part, parts = map(int, config.getoption("--shard").split("/"))
     items[:] = items[part - 1 :: parts]
     if not ON_CPU:
-        reason = pytest.mark.skip(reason="of the CPU platform")
         for item in items:
-            if item.get_closest_marker("of_cpu"):
-                item.add_marker(reason)
+            for mark in item.iter_markers("of_cpu"):
+                item.add_marker(pytest.mark.skip(reason=mark.kwargs["reason"]))
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +105,7 @@ def _tiers(name: str, patience: float | None = None) -> Iterator[None]:
     from tpu_core.config import config
 
     if not ON_CPU and name != "compiled":
+        # As `tpu_core.tiers.choose` decides: elsewhere programs alone run.
         pytest.skip("CPU kernels need memory of the host")
     torch.zeros(1, device="tpu")
     _C.flush()

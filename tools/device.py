@@ -52,14 +52,8 @@ def main() -> int:
         for package in PACKAGES:
             if not run(platform, "-m", "pip", "install", *OFFLINE, "-e", f"packages/{package}"):
                 return 1
-    models: tuple[str, ...] = (
-        "integration/benchmarks/models.py",
-        "--platform",
-        platform,
-        "--quick",
-        "--steps",
-        "50",
-    )
+    models: tuple[str, ...] = ("integration/benchmarks/models.py", "--quick", "--steps", "50")
+    models += ("--platform", platform)
     models += ("--only", WORKLOADS, "--runners", RUNNERS, "--json", str(results / "models.jsonl"))
     tests = (
         "-m",

@@ -47,8 +47,11 @@ def test_names_exist_on_the_module(row: Requirement) -> None:
 
 
 def _marks(check: str) -> list[pytest.MarkDecorator]:
-    # PyTorch's profiler holds CUPTI, which XLA's would need on a GPU.
-    return [pytest.mark.of_cpu] if check == "check_profiler" else []
+    return (
+        [pytest.mark.of_cpu(reason="PyTorch's profiler holds CUPTI, which XLA's would need")]
+        if check == "check_profiler"
+        else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(12).reshape(3, 4).to(dtype)
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="NumPy reads memory of the host")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("copy", (None, True, False))
 def test_numpy(dtype: torch.dtype, copy: bool | None) -> None:
@@ -50,7 +50,7 @@ def test_torch() -> None:
     assert torch.utils.dlpack.from_dlpack(capsule).device == t.device
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="NumPy reads memory of the host")
 def test_what_is_shared_is_read_only_and_stays_as_it_is() -> None:
     t = torch.ones(1000, device="tpu")
     other = t.clone()
@@ -66,14 +66,14 @@ def test_what_is_shared_is_read_only_and_stays_as_it_is() -> None:
     assert shared.sum() == 1000
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="NumPy reads memory of the host")
 def test_a_result_that_is_not_there_yet_is_waited_for() -> None:
     x = torch.randn(700, 700)
     product = x.to("tpu") @ x.to("tpu")
     assert np.allclose(np.from_dlpack(product, copy=False), (x @ x).numpy(), atol=1e-2)
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="other platforms export to their device")
 def test_what_cannot_be_exported() -> None:
     with pytest.raises(BufferError, match="require gradient"):
         np.from_dlpack(torch.ones(2, device="tpu", requires_grad=True))

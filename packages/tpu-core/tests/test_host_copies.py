@@ -20,6 +20,8 @@ from tpu_core.errors import ExecutionError
 from tpu_core.host_copies import HOST_COPIES
 from tpu_core.pjrt import client as pjrt
 
+# Its memory is not the device's then, and copies to it wait (GetCPUAllocatorMaybePinned in
+# aten/src/ATen/EmptyTensor.cpp).
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="PyTorch pins memory for CUDA where it can"
 )

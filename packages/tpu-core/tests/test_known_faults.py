@@ -30,7 +30,7 @@ def test_each_canary_is_of_one_fault():
     assert len({f.name for f in FAULTS}) == len(FAULTS)
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="canaries are of its table")
 def test_what_is_avoided_computes_right_and_nothing_else_does(monkeypatch):
     """An entry whose fault has gone has to leave the table."""
     monkeypatch.delenv("XLA_FLAGS")  # without optimizations nothing is contracted
@@ -41,7 +41,7 @@ def test_what_is_avoided_computes_right_and_nothing_else_does(monkeypatch):
         assert (wrong[name] is None) == (fault.avoided_by is not None), (name, wrong[name])
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="canaries are of its table")
 def test_canaries_see_what_is_not_avoided(monkeypatch):
     """Options that the user names are left alone; a canary that ends its process ends no other."""
     monkeypatch.setenv("XLA_FLAGS", f"{EVERY_YNN} --xla_allow_excess_precision=true")
@@ -89,7 +89,7 @@ def _module(function, *arguments):
         return pjrt.module_text(pjrt.module_bytes(jax.jit(function).lower(*arguments)))
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="its products alone are widened")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
 def test_products_are_of_float32(dtype):
     a = jax.ShapeDtypeStruct((4, 4), dtype)
@@ -218,7 +218,7 @@ FLUSH_DENORMALS = {
 }
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="other platforms keep denormals")
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
 )

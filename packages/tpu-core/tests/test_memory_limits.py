@@ -42,7 +42,7 @@ def test_a_limit_ends_with_its_block(host: None) -> None:
     assert z.tolist() == [5] * 10 and x.tolist() == [2] * 10 and y.tolist() == [2] * 10
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="memory is always checked elsewhere")
 def test_limits_of_several_threads() -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -62,7 +62,7 @@ def test_limits_of_several_threads() -> None:
     assert checked and not _C.memory_is_checked()
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="memory is always checked elsewhere")
 def test_a_fraction_of_the_memory() -> None:
     assert torch.tpu.get_per_process_memory_fraction() == 1.0
     with override(memory_limit="1G"):

@@ -25,8 +25,7 @@ from tpu_core.pjrt import profiling
 from tpu_core.profiler import xplane
 from tpu_core.profiler.rows import Kind, Row, op_name, short_name
 
-# PyTorch's profiler holds CUPTI, which XLA's would need on a GPU.
-pytestmark = pytest.mark.of_cpu
+pytestmark = pytest.mark.of_cpu(reason="PyTorch's profiler holds CUPTI, which XLA's would need")
 HERE = Path(__file__).name
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
 

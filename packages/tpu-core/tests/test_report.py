@@ -161,7 +161,7 @@ def in_browser(page: str, folder: Path, script: str = "") -> Page:
     return Page(result.stdout)
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="such machines have no browser")
 def test_the_page_in_a_browser(metrics, tmp_path):
     metrics.compiled(
         CompileEvent(
@@ -205,7 +205,7 @@ def test_the_page_in_a_browser(metrics, tmp_path):
     assert ["hidden" in page.attributes[f"program-{i}"] for i in (1, 2, 3)] == [True, False, True]
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="such machines have no browser")
 def test_host_time_tiers_and_axis(metrics, monkeypatch, tmp_path):
     from tpu_core.report import page as module
     from tpu_core.report.page import Tick, ticks
@@ -264,7 +264,7 @@ def test_host_time_tiers_and_axis(metrics, monkeypatch, tmp_path):
     assert [mark.text for mark in ticks(7.5)] == ["0", "2 s", "4 s", "6 s"]
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="such machines have no browser")
 def test_a_page_of_many_programs_and_of_none(metrics, monkeypatch, tmp_path):
     from tpu_core.report import page as module
 

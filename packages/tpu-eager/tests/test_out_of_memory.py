@@ -186,7 +186,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.of_cpu  # its limit is what programs need there
+@pytest.mark.of_cpu(reason="the limit is what programs need there")
 @pytest.mark.parametrize("mode", (WHOLE, PIECES), ids=lambda m: m.name)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("first", (True, False), ids=("at first", "later"))

@@ -45,7 +45,8 @@ def boxes(device: str, n: int) -> torch.Tensor:
 def gradients(device: str, n: int) -> torch.Tensor:
     x, w = (t.clone().to(device).requires_grad_() for t in (made(n, 32), W1))
     F.cross_entropy(F.linear(x, w), torch.arange(n, device=device) % 64).backward()
-    return torch.cat([x.grad.sum(0), w.grad.sum(0)])  # type: ignore[union-attr]
+    assert x.grad is not None and w.grad is not None
+    return torch.cat([x.grad.sum(0), w.grad.sum(0)])
 
 
 def compiles(work: Callable[[str, int], torch.Tensor], sizes: list[int]) -> int:
@@ -88,6 +89,9 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "median": lambda x: x.median(0).values,
     "interpolate": lambda x: F.interpolate(x.T[None], 7, mode="linear", align_corners=True),
     "broadcast": lambda x: (x[:, None] * x[None]).sum(-1),
+    "linspace of the rest": lambda x: (
+        x[1:] * torch.linspace(2, 5, len(x) - 1, device=x.device)[:, None]
+    ),
     "squeeze": lambda x: x.squeeze(0) * 2,
     "expand": lambda x: x.mean(0).expand(len(x), 4) * x,
     "stack": lambda x: torch.stack([x, x * 2]).permute(2, 0, 1).reshape(4, -1).cumsum(1),
@@ -99,7 +103,7 @@ def test_values_at_size_one(name: str) -> None:
     def work(device: str, n: int) -> torch.Tensor:
         return OTHERWISE[name](made(n, 4).to(device))
 
-    compiles(work, [6, 9, 13, 1, 2, 1, 5])
+    compiles(work, [6, 9, 13, 2, 1, 2, 1, 5])
 
 
 def reused(device: str, n: int, width: int, held: list[torch.Tensor] | None) -> torch.Tensor:

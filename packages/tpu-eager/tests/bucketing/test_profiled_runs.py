@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from tpu_core import modes
 
 
-@pytest.mark.of_cpu
+@pytest.mark.of_cpu(reason="PyTorch's profiler holds CUPTI, which XLA's would need")
 def test_programs_on_padded_arrays_have_ops_and_lines() -> None:
     def call(n: int) -> None:
         x = torch.ones(n, 16, device="tpu")

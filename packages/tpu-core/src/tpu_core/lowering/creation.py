@@ -173,7 +173,8 @@ def logspace(
         start, end = cast(start, target), cast(end, target)
     dtype = np.dtype(np.float64) if integers else op_math(target)
     exponents = linspace(start, end, steps, out=(jax.ShapeDtypeStruct(out[0].shape, dtype),))
-    powers = jnp.power(base := cast(base, dtype), exponents)
+    base = cast(base, dtype)
+    powers = jnp.power(base, exponents)
     if integers:  # on GPUs the first power may be off by a rounding, which truncation would show
         powers = jnp.where(exponents == 1, base, powers)
     if integers and target.itemsize >= 4:  # as x86 converts what no integer stands for

@@ -112,19 +112,15 @@ class BucketedProgram:
             self._restart([*self.recordings, recording])
 
     def solve_outline(self, segment: Segment, integers: list[int]) -> list[int] | None:
-        """As `solve`, for a segment of another form, but of the same outline.
+        """As `solve`, for a segment in which sizes that vary in the family are 1.
 
-        A lowering may do something else at one element, as `linspace` does: what its ops are traced
-        to at these very sizes must be what the family's are, as of any size of a tensor.
+        A lowering may do something else at one element, as `linspace` does: its ops, traced at
+        these very sizes, must be the family's.
         """
-        # Memory that the program takes for its results must be free in the segment too.
-        if not self.programs or not set(self.segment().donated) <= set(segment.donated):
+        values = self._solve(segment, integers, least=1) if self.programs else None
+        if values is None or not self._ops().agree(self._numbered(segment), values, traced=True):
             return None
-        values = self._solve(segment, integers, least=1)
-        if values is None:
-            return None
-        traced = any(v == 1 for v in values)
-        return values if self._ops().agree(self._numbered(segment), values, traced) else None
+        return values
 
     def solve(self, segment: Segment, integers: list[int], learns: bool = True) -> list[int] | None:
         """The symbols' values in a segment; None where it is no member of the family.

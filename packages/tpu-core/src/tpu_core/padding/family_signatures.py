@@ -69,8 +69,8 @@ class FamilySignatures:
         Args:
             segment: The segment.
             values: Its sizes.
-            traced: Whether each op is traced at its sizes: a trace of symbolic sizes says nothing
-                of size 1.
+            traced: Whether each op is traced at its sizes: a trace of symbolic sizes is of larger
+                ones than 1.
         """
 
         def known(i: int, node: Node) -> Signature | None:

@@ -7,7 +7,7 @@ from typing import Any
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import WHOLE, Access
-from tpu_core.padding.recording import form_of_node, reused
+from tpu_core.padding.recording import form_of_node, reused, sizes_of_node
 from tpu_core.recorder.plan import PLACES, NodePlan
 
 
@@ -40,6 +40,9 @@ def form_difference(earlier: Segment, later: Segment) -> str | None:
             if min(before, 2) != min(now, 2):
                 special = min(before, now)
                 return f"a dim of size {special} makes another program than larger ones"
+    for a, b in zip(earlier.nodes, later.nodes):
+        if any((x == 1) != (y == 1) for x, y in zip(sizes_of_node(a)[0], sizes_of_node(b)[0])):
+            return "a dim of size 1 makes another program than larger ones"
     if earlier.live != later.live:
         return "other results are read later"
     if reused(earlier) != reused(later):

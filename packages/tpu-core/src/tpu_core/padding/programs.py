@@ -97,10 +97,7 @@ class PaddedPrograms:
         return self._describe(s).form
 
     def outline(self, s: Segment) -> str:
-        """The form without what a program of another form may serve too.
-
-        Its dims may be of size 1, and its inputs be reused, where those of the other are not.
-        """
+        """As `form`, but for which sizes are 1: a program for larger ones may serve those."""
         return self._describe(s).outline
 
     def integers(self, s: Segment) -> list[int]:

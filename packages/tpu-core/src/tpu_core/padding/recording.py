@@ -44,8 +44,7 @@ class Description:
     Attributes:
         form: Process-stable key of the segment without its sizes. It holds every static argument
             that is not declared a size.
-        outline: The form without what a program of another form may serve too: dims of size 1,
-            and inputs whose memory may be reused.
+        outline: The form, but for which sizes are 1: a program for larger ones may serve those.
         integers: Those that may vary, in a fixed order.
         tensors: Number of them, the first ones, that are of tensors: sizes, then strides and
             offsets. Those may define a size, the arguments that come last must follow.
@@ -74,11 +73,10 @@ def describe(segment: Segment) -> Description:
         arguments += own_arguments
     # Empty dims have no elements: those are other programs.
     slots = [(s.is_input, dtype_text(s.dtype), [min(n, 1) for n in s.shape]) for s in segment.slots]
-    digest.update(repr(slots).encode())
+    digest.update(repr((slots, reused(segment))).encode())
     outline = digest.hexdigest()
     # Dims of size 1 are broadcast, those of views too.
-    ones = [i for i, n in enumerate(sizes) if n == 1]
-    digest.update(repr((ones, reused(segment))).encode())
+    digest.update(repr([i for i, n in enumerate(sizes) if n == 1]).encode())
     integers = sizes + places + arguments
     return Description(digest.hexdigest(), outline, integers, len(sizes) + len(places))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -25,9 +24,6 @@ _MOST_FAMILIES = 256
 _MOST_DISJOINT = 3
 # Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
 _MOST_PROGRAMS = 16
-# Memory that a program may leave unused, in bytes and as a share of the inputs.
-_WASTED_BYTES = 4 * 2**20
-_WASTED_SHARE = 0.05
 # Buckets have room for sizes that are this much larger, and for all small ones,
 _ROOM = 1.5
 _LEAST = 32
@@ -207,14 +203,7 @@ class Families:
         except NotPaddableError as error:
             if self._divide(s, family):
                 return self.serve(s, arrays, compiles)
-            self._refused(s, error.op or bucketed.differing_op())
-            bucketed.refuse(f"{error.op or 'the segment'}: {error}")
-        if bucketed.refusal:
-            logger.info(
-                "Sizes change, but the program cannot run on padded arrays, so each new size is "
-                "compiled: %s",
-                bucketed.refusal,
-            )
+            self._refuse(family, s, error)
         return None
 
     def _synthetic(self, s: Segment) -> Family | None:
@@ -234,23 +223,32 @@ class Families:
             bucketed = family.bucketed
             if bucketed.form in self._divided and place_of(bucketed.segment()) != place:
                 continue
-            if family.promotion.own(s.key) or self._wastes_memory(bucketed.segment(), s):
+            if family.promotion.own(s.key):
                 continue
             values = bucketed.solve_outline(s, self._padded.integers(s))
             if values is None:
                 continue
-            with contextlib.suppress(NotPaddableError):
+            try:
                 # Its programs are there; another one would be no less than the segment's own.
-                if program := self._program(family, s, values, arrays, compiles=False):
-                    return program
+                program = self._program(family, s, values, arrays, compiles=False)
+            except NotPaddableError as error:  # one of the cache fails its check
+                self._refuse(family, s, error)
+                continue
+            if program is not None:
+                return program
         return None
 
-    @staticmethod
-    def _wastes_memory(served: Segment, s: Segment) -> bool:
-        """Return whether much of what the segment could reuse stays beside the results."""
-        sizes = [math.prod(slot.shape) * slot.dtype.itemsize for slot in s.slots]
-        wasted = sum(sizes[i] for i in set(s.donated) - set(served.donated))
-        return wasted > max(_WASTED_BYTES, _WASTED_SHARE * sum(sizes[i] for i in s.inputs()))
+    def _refuse(self, family: Family, s: Segment, error: NotPaddableError) -> None:
+        """Take note that a family cannot run on padded arrays."""
+        bucketed = family.bucketed
+        self._refused(s, error.op or bucketed.differing_op())
+        bucketed.refuse(f"{error.op or 'the segment'}: {error}")
+        if bucketed.refusal:
+            logger.info(
+                "Sizes change, but the program cannot run on padded arrays, so each new size is "
+                "compiled: %s",
+                bucketed.refusal,
+            )
 
     def _program(
         self, family: Family, s: Segment, values: list[int], arrays: list[Any], compiles: bool
