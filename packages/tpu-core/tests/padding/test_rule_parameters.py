@@ -14,9 +14,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 import tpu_core.padding.padded_module  # noqa: F401  # its import registers the rules
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.interpret import HANDLED, RULES, PaddingContext, _apply
 from tpu_core.padding.layout import Padded, Space
-from tpu_core.padding.sizes import Fit, NotPaddableError, static
+from tpu_core.padding.sizes import NotPaddableError, static
 
 SIZES = (5, 7)
 

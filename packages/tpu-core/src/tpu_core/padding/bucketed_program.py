@@ -14,9 +14,10 @@ from tpu_core.compiler.segment import RuntimeScalar, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding import padded_module
 from tpu_core.padding.family_signatures import FamilySignatures
-from tpu_core.padding.recording import reused, shapes_of_slots
+from tpu_core.padding.fit import Fit
+from tpu_core.padding.recording import integers_of_inputs, reused, shapes_of_slots
 from tpu_core.padding.segment_signature import SegmentSignatures
-from tpu_core.padding.sizes import Fit, Size, bucket
+from tpu_core.padding.sizes import Size, bucket
 from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.padded_array import PaddedArray
@@ -166,7 +167,9 @@ class BucketedProgram:
         if len(self.recordings) < 2:
             return None
         if self.fit is None:
-            self.fit = Fit([r.integers for r in self.recordings], self._first, self._tensors)
+            inputs = integers_of_inputs(self.recordings[0].segment)
+            known = [r.integers for r in self.recordings]
+            self.fit = Fit(known, self._first, self._tensors, inputs)
         if self.fit.problem:
             self.problem = self.fit.problem
             return None

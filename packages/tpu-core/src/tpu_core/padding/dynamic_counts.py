@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 import tpu_core.padding.bucketed_program  # noqa: F401  # its import registers the rules
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.interpret import PaddingContext, run
 from tpu_core.padding.layout import Padded, Space
-from tpu_core.padding.sizes import Fit, NotPaddableError, static
+from tpu_core.padding.sizes import NotPaddableError, static
 from tpu_core.padding.symbolic import require_for_all_sizes
 
 # Each size has values that are neither equal to nor multiples of another's.

@@ -8,9 +8,10 @@ import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.tables import Table
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.jaxpr_signature import Signature, has_tables
 from tpu_core.padding.segment_signature import SegmentSignatures
-from tpu_core.padding.sizes import Fit, Known, NotPaddableError, Size
+from tpu_core.padding.sizes import Known, NotPaddableError, Size
 from tpu_core.padding.symbolic_signature import SymbolicSignatures
 
 # Sizes whose tables are kept.

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.jaxpr_signature import exact_signature
 from tpu_core.padding.layout import Dim, Padded, Space, is_static, whole
-from tpu_core.padding.sizes import Fit, NotPaddableError, Size, static
+from tpu_core.padding.sizes import NotPaddableError, Size, static
 
 Rule = Callable[["PaddingContext", list[JaxprEqn], list[Padded]], list[Padded]]
 RULES: dict[str, Rule] = {}

@@ -25,9 +25,10 @@ from tpu_core.padding import (
     shapes,
     windows,
 )
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.interpret import PaddingContext, run
 from tpu_core.padding.layout import Padded, Space, whole
-from tpu_core.padding.sizes import Fit, NotPaddableError, Size
+from tpu_core.padding.sizes import NotPaddableError, Size
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 

@@ -87,6 +87,12 @@ def shapes_of_slots(segment: Segment, integers: Sequence[_T]) -> list[tuple[_T, 
     return [tuple(itertools.islice(rest, len(s.shape))) for s in segment.slots]
 
 
+def integers_of_inputs(segment: Segment) -> set[int]:
+    """Positions of the sizes of inputs among the integers of `describe`."""
+    shapes = shapes_of_slots(segment, range(sum(len(s.shape) for s in segment.slots)))
+    return {i for slot, shape in zip(segment.slots, shapes) if slot.is_input for i in shape}
+
+
 def places_of_nodes(segment: Segment) -> list[list[range]]:
     """For each node the positions of its sizes, places and arguments among the integers of
     `describe`.

@@ -96,5 +96,8 @@ def top_k(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded])
     # Of equal elements the first comes first, so padding comes after all that count.
     array = context.space.mask(x, [axis], lowest(x.array.dtype))
     dims = replaced(x.dims, axis, (size,))
-    results = bind(eqns[0], [array], k=context.space.padded(size))
-    return [Padded(r, dims) for r in results]
+    # The buckets of two sizes know nothing of each other.
+    k = min(context.space.padded(size), array.shape[axis])
+    shape = [*array.shape[:axis], context.space.padded(size), *array.shape[axis + 1 :]]
+    results = bind(eqns[0], [array], k=k)
+    return [Padded(context.space.resized(r, shape), dims) for r in results]

@@ -15,8 +15,9 @@ from typing import Any
 from jax import export
 from jax.extend.core import ClosedJaxpr
 
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.jaxpr_signature import Signature, signature
-from tpu_core.padding.sizes import Fit, Known, NotPaddableError
+from tpu_core.padding.sizes import Known, NotPaddableError
 from tpu_core.pjrt import symbolic_dims
 
 logger = logging.getLogger("tpu_core")

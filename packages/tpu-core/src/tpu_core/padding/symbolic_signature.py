@@ -18,6 +18,7 @@ import numpy as np
 
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.tables import Table
+from tpu_core.padding.fit import Fit
 from tpu_core.padding.jaxpr_signature import Signature
 from tpu_core.padding.recording import (
     form_of_node,
@@ -26,7 +27,7 @@ from tpu_core.padding.recording import (
     with_integers,
 )
 from tpu_core.padding.segment_signature import Lifted, lifted_numbers, trace
-from tpu_core.padding.sizes import Fit, Size, identical
+from tpu_core.padding.sizes import Size, identical
 from tpu_core.pjrt import symbolic_dims
 from tpu_core.recorder.compute import LoweringCompute
 from tpu_core.recorder.plan import NodePlan

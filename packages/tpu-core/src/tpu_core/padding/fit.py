@@ -1,0 +1,298 @@
+"""Relations between sizes: those that change between recordings of a segment, and those derived.
+
+Two recordings of one program differ in some integers. Sizes of tensors come first, then their
+strides and offsets, and may vary: the first that differ become symbols. Every other integer (an
+argument that is declared a size) must be a `Size` of them: ``scale * product(symbols) + offset``,
+or the rest that a symbol leaves of a static size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpu_core.padding.sizes import NUMERATORS, Known, Size, identical, static
+
+# Varying sizes beyond which no product of them is looked for.
+_MOST_FACTORS = 16
+# Most that an offset is for a scale of 1, where a size is likely to be another with an offset.
+_SMALL = 4
+# Symbols beyond which those of inputs are likely to lie on a line by chance.
+_MANY = 4
+# Rank of a form that may well be chance.
+_UNLIKELY = 8
+# Scale and offset of a bound that lies next to a number of elements, as a limit of indices does.
+_NEXT_TO_PRODUCTS = ((1, 1), (1, -1))
+
+
+class Fit:
+    """Symbols, and the values that they had in several recordings.
+
+    Args:
+        recordings: For each recording its integers, in one order.
+        first: Positions of integers that are symbols whatever comes before them.
+        tensors: Number of the integers, the first ones, that are of tensors: sizes, strides and
+            offsets. Those may vary; any other must follow from them.
+        inputs: Positions of those that no op computed.
+
+    Attributes:
+        problem: Reason why the recordings are no program of several sizes, or None.
+        symbols: For each symbol the position of the integer that defines it.
+        values: For each recording the values of the symbols.
+        sizes: For each position its `Size`.
+    """
+
+    def __init__(
+        self,
+        recordings: Sequence[Sequence[int]],
+        first: Sequence[int] = (),
+        tensors: int | None = None,
+        inputs: Collection[int] = (),
+    ) -> None:
+        columns = list(zip(*recordings, strict=True))
+        first = list(first)
+        self._recordings = len(recordings)
+        while (factor := self._assign(columns, first, tensors, inputs)) is not None:
+            first.append(factor)
+        self.sizes = [self._known[seen] for seen in columns]
+
+    def _assign(
+        self,
+        columns: Sequence[tuple[int, ...]],
+        first: Sequence[int],
+        tensors: int | None,
+        inputs: Collection[int],
+    ) -> int | None:
+        """Find the size of each integer.
+
+        Returns:
+            None, or the position of one that is to be a symbol before those that come first.
+        """
+        self.problem: str | None = None
+        self.symbols: list[int] = []
+        self.values: list[list[int]] = [[] for _ in range(self._recordings)]
+        self._known: dict[tuple[int, ...], Size] = {}
+        self._counts: dict[tuple[int, ...], tuple[tuple[Size, ...], int] | None] = {}
+        for position in first:
+            self._known[columns[position]] = self._define(position, columns[position])
+        for position, seen in enumerate(columns):
+            if seen in self._known:
+                continue
+            size = self.express(seen)
+            if tensors is None:
+                pass
+            elif position < tensors:
+                if size is not None and self._may_be_chance(size, seen, position in inputs):
+                    size = None
+                if size is None or size.offset and not size.is_static:
+                    factor = self._shifted_factor(seen)
+                    if factor is not None:
+                        symbol = self._known[factor].symbols[0]
+                        if symbol >= len(first) and not self._is_in_product(symbol):
+                            return columns.index(factor)
+                        size = None
+            elif size is None:
+                size = self._rest(seen)
+                if size is None:
+                    numbers = ", ".join(map(str, seen))
+                    self.problem = f"an argument that was {numbers} follows no size of a tensor"
+                    size = static(-1)
+            self._known[seen] = size or self._define(position, seen)
+        return None
+
+    def _shifted_factor(self, seen: Sequence[int]) -> tuple[int, ...] | None:
+        """A size next to a symbol whose multiple by other sizes these values are, as the elements
+        of sequences without their last ones: as a symbol itself it has products.
+        """
+        varying = [(size, column) for column, size in self._known.items() if not size.is_static]
+        shifted = [
+            column
+            for size, column in varying
+            if size.scale == 1 and len(size.symbols) == 1 and size.offset
+        ]
+        if not shifted or len(varying) > _MOST_FACTORS:
+            return None
+        for degree in (1, 2):
+            for others in itertools.combinations_with_replacement(varying, degree):
+                for column in shifted:
+                    rows = zip(column, *(other for _, other in others))
+                    products = [math.prod(row) for row in rows]
+                    scale = seen[0] // products[0]
+                    if scale > 0 and all(n == scale * p for n, p in zip(seen, products)):
+                        return column
+        return None
+
+    def _is_in_product(self, symbol: int) -> bool:
+        return any(len(s.symbols) > 1 and symbol in s.symbols for s in self._known.values())
+
+    def _define(self, position: int, seen: Sequence[int]) -> Size:
+        """A new symbol."""
+        self.symbols.append(position)
+        for values, value in zip(self.values, seen):
+            values.append(value)
+        return Size(1, (len(self.symbols) - 1,), 0)
+
+    def express(self, seen: Sequence[int]) -> Size | None:
+        """The simplest `Size` that has these values, one a recording; None where there is none."""
+        if all(v == seen[0] for v in seen):
+            return static(seen[0])
+        found: list[tuple[tuple[float, int], Size]] = []
+        for degree in (1, 2, 3):
+            for symbols in itertools.combinations_with_replacement(
+                range(len(self.symbols)), degree
+            ):
+                products = [math.prod(values[s] for s in symbols) for values in self.values]
+                line = _line(products, seen)
+                if line and (degree == 1 or line[1] == 0 or line in _NEXT_TO_PRODUCTS):
+                    found.append((_likelihood(degree, *line), Size(line[0], symbols, line[1])))
+        return min(found, key=lambda x: x[0])[1] if found else None
+
+    def _may_be_chance(self, size: Size, seen: Sequence[int], is_input: bool) -> bool:
+        """Return whether sizes of tensors that lie on a line may be independent: any two values do.
+
+        Those of inputs are independent more often, and among many some lie on a line.
+        """
+        if size.is_static or not size.offset:
+            return False
+        points = {(*(row[s] for s in size.symbols), n) for row, n in zip(self.values, seen)}
+        if is_input and len(self.symbols) > _MANY:
+            return size.scale > 1 or abs(size.offset) > 1 or len(points) == 2
+        if len(points) > 2:
+            return False
+        if len(size.symbols) > 1 or is_input and size.scale > 1:
+            return True
+        return _likelihood(1, size.scale, size.offset)[0] >= _UNLIKELY
+
+    def _rest(self, seen: Sequence[int]) -> Size | None:
+        """The rest that a symbol leaves of a static size; None where it is the rest of none."""
+        for symbol in range(len(self.symbols)):
+            totals = {values[symbol] + n for values, n in zip(self.values, seen)}
+            if len(totals) == 1:
+                return Size(-1, (symbol,), totals.pop())
+        return None
+
+    def derive(self, seen: Sequence[int]) -> Size | None:
+        """As `express`, for integers that are not compared with those of later recordings.
+
+        They must be among those that are, next to one of them, or of a form that is no coincidence.
+        """
+        seen = tuple(seen)
+        if seen in self._known:
+            return self._known[seen]
+        size = self.express(seen)
+        if (
+            size is None
+            or size.is_static
+            or _likelihood(len(size.symbols), size.scale, size.offset)[0] < _UNLIKELY
+            or any(_is_next(size, known) for known in self._known.values())
+        ):
+            return size
+        return None
+
+    def follow(self, seen: Sequence[float], dtype: Any) -> Known | None:
+        """Expression of a number that was ``seen`` in the recordings; None where it follows no
+        size.
+
+        Args:
+            seen: The number in each recording.
+            dtype: Its dtype, which rounds a quotient.
+        """
+        if all(identical(n, seen[0]) for n in seen):
+            return Known(constant=seen[0])
+        if not all(math.isfinite(n) for n in seen):
+            return None
+        if all(n == round(n) for n in seen):
+            count = self._count([round(n) for n in seen])
+            if count is not None:
+                return Known(factors=count[0], offset=count[1])
+        if np.dtype(dtype).kind != "f" or not all(seen):
+            return None
+        rounded = np.dtype(dtype).name
+        for numerator in NUMERATORS:
+            count = self._count([round(numerator / n) for n in seen])
+            if count is None:
+                continue
+            factors, offset = count
+            known = Known(None, factors, offset, 1, numerator, rounded)
+            if all(map(known.holds, seen, self.values)):
+                return known
+        return self._share(seen, rounded)
+
+    def _share(self, seen: Sequence[float], dtype: str) -> Known | None:
+        """A size, or the integer next to it, divided by one number: the step of a resize."""
+        for column, size in self._known.items():
+            if size.is_static:
+                continue
+            for offset in (0, -1):
+                divisor = round((column[0] + offset) / seen[0])
+                known = Known(None, (size,), offset, divisor, None, dtype)
+                if divisor > 1 and all(map(known.holds, seen, self.values)):
+                    return known
+        return None
+
+    def _count(self, seen: Sequence[int]) -> tuple[tuple[Size, ...], int] | None:
+        """Sizes and the offset to their product that give these integers."""
+        seen = tuple(seen)
+        if seen not in self._counts:
+            size = self.derive(seen)
+            self._counts[seen] = self._product(seen) if size is None else ((size,), 0)
+        return self._counts[seen]
+
+    def _product(self, seen: tuple[int, ...]) -> tuple[tuple[Size, ...], int] | None:
+        """The product of some varying sizes and a static one, or the integer next to it."""
+        varying = [(size, column) for column, size in self._known.items() if not size.is_static]
+        if len(varying) > _MOST_FACTORS:
+            return None
+        for degree in (2, 3):
+            for chosen in itertools.combinations_with_replacement(varying, degree):
+                products = [math.prod(row) for row in zip(*(column for _, column in chosen))]
+                for offset in (0, -1, 1):
+                    scale, rest = divmod(seen[0] - offset, products[0])
+                    follows = all(n - offset == scale * p for n, p in zip(seen, products))
+                    if scale > 0 and not rest and follows:
+                        sizes = tuple(size for size, _ in chosen)
+                        return (*sizes, static(scale))[: degree + (scale > 1)], offset
+        return None
+
+    def solve(self, integers: Sequence[int]) -> list[int] | None:
+        """The symbols' values in another recording; None where it does not follow the sizes."""
+        if len(integers) != len(self.sizes):
+            return None
+        values = [integers[position] for position in self.symbols]
+        for size, integer in zip(self.sizes, integers):
+            if size.value(values) != integer:
+                return None
+        return values
+
+
+def _likelihood(degree: int, scale: int, offset: int) -> tuple[float, int]:
+    """Rank of a form; any two values lie on a line, so a multiple or a small offset is likelier."""
+    if offset == 0:
+        return degree, 0
+    if abs(offset) > max(scale, _SMALL * min(scale, _SMALL)):
+        return _UNLIKELY, abs(offset)
+    # A product is no chance, as a line through two values may be.
+    return (degree if scale == 1 else degree + 1.5), abs(offset)
+
+
+def _is_next(size: Size, known: Size) -> bool:
+    """Return whether sizes differ by a small number: the last of a window, and its length."""
+    if (size.scale, size.symbols) != (known.scale, known.symbols):
+        return False
+    return abs(size.offset - known.offset) <= _SMALL * size.scale
+
+
+def _line(xs: Sequence[int], ys: Sequence[int]) -> tuple[int, int] | None:
+    """Integers (a, b), a > 0, with y = a * x + b."""
+    pair = next(((x, y) for x, y in zip(xs, ys) if x != xs[0]), None)
+    if pair is None:
+        return None
+    a, rest = divmod(pair[1] - ys[0], pair[0] - xs[0])
+    b = ys[0] - a * xs[0]
+    if rest or a <= 0 or any(a * x + b != y for x, y in zip(xs, ys)):
+        return None
+    return a, b

@@ -1,0 +1,56 @@
+"""Relations between the sizes of recordings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpu_core.padding.fit import Fit
+from tpu_core.padding.sizes import Size
+
+
+def columns(*rows: tuple[int, ...]) -> list[list[int]]:
+    """Recordings, given as the values of each integer."""
+    return [list(row) for row in zip(*rows)]
+
+
+def test_elements_of_shifted_sequences_are_a_product() -> None:
+    # ids [batch, length], ids[:, :-1], their elements.
+    recordings = columns((2, 4), (24, 20), (23, 19), (46, 76))
+    fit = Fit(recordings, (), 4)
+    assert len(fit.symbols) == 2
+    assert fit.solve([7, 22, 21, 147]) == [21, 7]
+    assert fit.solve([7, 22, 21, 148]) is None
+
+
+def test_elements_of_both_sequences() -> None:
+    """One of two products is of the sequence without its last elements, the other a symbol."""
+    recordings = columns((2, 4), (24, 20), (48, 80), (23, 19), (46, 76))
+    fit = Fit(recordings, (), 5)
+    assert fit.solve([7, 22, 154, 21, 147]) is not None
+    assert fit.solve([7, 22, 155, 21, 147]) is None
+
+
+def test_declared_sizes_stay_symbols() -> None:
+    recordings = columns((2, 4), (24, 20), (23, 19), (46, 76))
+    fit = Fit(recordings, [1, 0], 4)
+    assert fit.symbols[:2] == [1, 0]
+
+
+def test_a_product_is_likelier_than_a_line() -> None:
+    # 46, 76 is 15 * batch + 16, too.
+    fit = Fit(columns((2, 4), (23, 19), (46, 76)), (), 3)
+    assert fit.sizes[2] == Size(1, (0, 1), 0)
+
+
+@pytest.mark.parametrize("inputs, symbols", [((), 5), (range(6), 6)])
+def test_inputs_among_many_symbols(inputs: tuple[int, ...], symbols: int) -> None:
+    """The last lies 3 beyond the first in both: by chance, where no op computed it."""
+    rows = ((10, 31), (17, 20), (40, 26), (29, 60), (51, 77), (13, 34))
+    assert len(Fit(columns(*rows), (), 6, inputs).symbols) == symbols
+
+
+def test_recordings_that_repeat_a_size_are_no_evidence() -> None:
+    # Of three recordings two have the same sizes here: two points, and a line through them.
+    fit = Fit(columns((32, 33, 33), (21, 22, 22)), (), 2)
+    assert len(fit.symbols) == 2
+    assert len(Fit(columns((32, 33, 36), (21, 22, 25)), (), 2).symbols) == 1
