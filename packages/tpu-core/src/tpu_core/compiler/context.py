@@ -191,9 +191,12 @@ class BuildContext:
         self.note_program(s)
         if source == "compiled":
             _C.note_compile(len({id(n.plan) for n in s.nodes}), len(s.nodes), seconds)
+            # Before the first run: XLA:CPU does not serialize a sort whose comparison was resolved.
+            payload = self._serialized(executable)
             if check is not None:
                 check(loaded)
-            self._to_disk(key, executable, s)
+            if self.store is not None and payload is not None:
+                self.store.put(key, payload, self._manifest(s))
         return loaded
 
     def adopt(
@@ -254,15 +257,15 @@ class BuildContext:
             warnings.warn(f"A cached executable could not be loaded: {error}", stacklevel=2)
             return None
 
-    def _to_disk(self, key: str, executable: Any, s: Segment) -> None:
+    def _serialized(self, executable: Any) -> bytes | None:
+        """An executable for the cache, where there is one and the platform can."""
         if self.store is None:
-            return
+            return None
         try:
-            payload = pjrt.serialize(executable)
-        except Exception as error:  # some platforms cannot serialize; the program still runs
+            return pjrt.serialize(executable)
+        except Exception as error:  # the program still runs
             logger.debug("not cached on disk: %s", error)
-            return
-        self.store.put(key, payload, self._manifest(s))
+            return None
 
     def _manifest(self, s: Segment) -> dict[str, Any]:
         return {"ops": len(s.nodes), "names": s.op_names(), "platform": self.client.version}

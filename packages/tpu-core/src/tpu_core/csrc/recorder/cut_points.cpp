@@ -6,15 +6,6 @@
 #include <vector>
 
 namespace tpu {
-namespace {
-
-uint64_t mixed(uint64_t x) {
-  x *= 0x9E3779B97F4A7C15ull;
-  return x ^ (x >> 32);
-}
-
-}  // namespace
-
 const char* CutPoints::after_op(uint64_t signature, size_t n, size_t bound) {
   if (!tables_) tables_ = std::make_unique<Tables>();
   auto& t = *tables_;
@@ -71,22 +62,12 @@ void CutPoints::learn(uint64_t window) {
 // The least of the windows that a round has once, so that it is cut once, at the same place wherever
 // the two rounds that were seen began.
 void CutPoints::learn_loop(size_t bound) {
-  std::vector<uint64_t> round(period_);
-  for (uint32_t k = 0; k < period_; ++k)
-    round[k] = tables_->windows[(position_ - k) & (kHistory - 1)];
-  std::sort(round.begin(), round.end());
-  own_ = round[0];
-  for (size_t k = 0; k < round.size(); ++k) {
-    const bool again =
-        (k > 0 && round[k - 1] == round[k]) || (k + 1 < round.size() && round[k + 1] == round[k]);
-    if (again) continue;
-    own_ = round[k];
-    break;
-  }
+  auto window = [&](size_t k) { return tables_->windows[(position_ - k) & (kHistory - 1)]; };
+  own_ = least_once(period_, window);
   // The cut points of loops in the body have served until this one was seen.
   if (period_ <= bound)
-    for (auto& point : points_)
-      if (point != own_ && std::binary_search(round.begin(), round.end(), point)) point = 0;
+    for (size_t k = 0; k < period_; ++k)
+      if (window(k) != own_) std::replace(points_.begin(), points_.end(), window(k), uint64_t{0});
   learn(own_);
   in_loop_ = true;
 }

@@ -5,15 +5,37 @@
 // back, and is cut after one window of its body, the same wherever recording began.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace tpu {
 
 inline constexpr char kCutAtRepetition[] = "repetition";
 inline constexpr char kCutAtBound[] = "size bound";
+inline constexpr char kCutAtOptimizerStep[] = "optimizer step";  // as `tpu_core.modes` says
+
+inline uint64_t mixed(uint64_t x) {
+  x *= 0x9E3779B97F4A7C15ull;
+  return x ^ (x >> 32);
+}
+
+// The least of n windows among those that are there once; of all where none is.
+template <typename Window>
+uint64_t least_once(size_t n, Window window) {
+  std::vector<uint64_t> round(n);
+  for (size_t k = 0; k < n; ++k) round[k] = window(k);
+  std::sort(round.begin(), round.end());
+  for (size_t k = 0; k < n; ++k) {
+    const bool again =
+        (k > 0 && round[k - 1] == round[k]) || (k + 1 < n && round[k + 1] == round[k]);
+    if (!again) return round[k];
+  }
+  return round[0];
+}
 
 class CutPoints {
  public:

@@ -193,20 +193,23 @@ void append(Trace* trace, Call& c, const Signature* signature, Recorded& recorde
 }
 
 // Cuts the trace, or says when, where the mode wants it after the op that was recorded last.
-void cut_after_op(Trace* trace, const Mode& m, Lock& lock) {
+void cut_after_op(Trace* trace, const OpDescription& d, const Mode& m, Lock& lock) {
   if (!m.max_ops) return;
   const auto& nodes = trace->current.nodes;
   const auto n = static_cast<int64_t>(nodes.size());
-  if (m.repetitions)
+  if (m.repetitions) {
     // Once the next op comes, what only this one's caller still held is gone.
     trace->cut_due =
         trace->cut_points.after_op(nodes.back().signature->hash.lo, nodes.size(), m.max_ops);
-  else if (n >= m.max_ops) flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
+    // Where kernels can run ops, a segment that comes once costs no program.
+    if (tiers() == Tiers::Compiled && trace->varying_loops.after_op(d.hash.lo))
+      trace->cut_due = kCutAtRepetition;
+  } else if (n >= m.max_ops) {
+    flush(trace, lock, m.max_ops == 1 ? "one op a segment" : kCutAtBound);
+  }
 }
 
 }  // namespace
-
-namespace {}  // namespace
 
 void enter_host_op(Trace& trace, const Mode& m, uint64_t op) {
   TPU_ASSERT_LOCKED();
@@ -336,7 +339,7 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
     if (is_tiered) trace->tiering.recorded(recorded.op);
     c.reads.clear();  // what is alive at a cut must not be for this call's sake
     c.writes.clear();
-    if (!trace->tiering.is_recording()) cut_after_op(trace, mode(), lock);
+    if (!trace->tiering.is_recording()) cut_after_op(trace, d, mode(), lock);
     return recorded;
   }
 }

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <unordered_set>
 #include <utility>
 
@@ -162,8 +163,10 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   TPU_ASSERT_LOCKED();
   if (trace->capture) return;
   if (cut != kForHost) trace->tiering.end();
+  const bool is_forced = cut != kCutAtRepetition && cut != kCutAtBound;
+  if (is_forced) trace->varying_loops.forced_cut(std::strcmp(cut, kCutAtOptimizerStep) == 0);
   if (trace->current.nodes.empty()) return;
-  if (cut != kCutAtRepetition && cut != kCutAtBound) trace->cut_points.forced_cut();
+  if (is_forced) trace->cut_points.forced_cut();
   close_checks(*trace);
   Segment segment = std::move(trace->current);
   trace->restart();

@@ -9,6 +9,7 @@
 #include "recorder/cut_points.h"
 #include "recorder/former.h"
 #include "recorder/tiering.h"
+#include "recorder/varying_loops.h"
 #include "runtime/hash.h"
 #include "runtime/python.h"
 #include "runtime/source_location.h"
@@ -79,6 +80,7 @@ struct Trace {
   int16_t device;
   Segment current;
   CutPoints cut_points;
+  VaryingLoops varying_loops;
   Tiering tiering;
   const char* cut_due = nullptr;     // why the next op starts a new segment
   std::unique_ptr<Capture> capture;  // while its ops are captured: it is not cut then

@@ -1,0 +1,89 @@
+"""Loops whose number of rounds varies are cut once a round, so that the rounds share a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from tpu_core import modes
+from tpu_core.metrics import METRICS
+
+WIDTH = 16
+LAYERS = torch.randn(4, WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)) / 4
+
+
+@pytest.fixture(autouse=True)
+def fused() -> Iterator[None]:
+    with modes.using("fused"):
+        yield
+
+
+def answer(device: str, rounds: int, start: int = 3) -> torch.Tensor:
+    """Rounds of attention over a cache that grows, behind a prompt."""
+    layers = LAYERS.to(device)
+    x = torch.linspace(0, 1, WIDTH, device=device)[None]
+    cache = (torch.arange(start, device=device)[:, None] * 0.1 + x) @ layers[0]
+    made = []
+    for _ in range(rounds):
+        for layer in layers[1:3]:
+            x = F.layer_norm(x + F.silu(x @ layer) @ layers[3], (WIDTH,))
+        weights = torch.softmax(x @ cache.T / 4, 1)
+        x = torch.tanh(x + weights @ cache) + 0.1 * x.sigmoid() * x.cos()
+        cache = torch.cat([cache, x])
+        made.append(x[0, 0] + x.sum().sin())
+    return torch.stack(made)
+
+
+def compiled(work: Iterator[None]) -> list[int]:
+    """Ops of each program that was compiled or loaded."""
+    before = len(METRICS.compile_events())
+    for _ in work:
+        pass
+    return [event.ops for event in METRICS.compile_events()[before:]]
+
+
+def answers(*all_rounds: int, start: int = 3) -> Iterator[None]:
+    for rounds in all_rounds:
+        expected = answer("cpu", rounds, start)
+        assert_close(answer("tpu", rounds, start).cpu(), expected, rtol=1e-4, atol=1e-5)
+        yield
+
+
+def test_rounds_share_a_program() -> None:
+    assert max(compiled(answers(5, 9, 7))) > 200
+    compiled(answers(12, 6))
+    # What is left is the list of what the rounds made, another one for each number of them.
+    assert all(ops <= 12 for ops in compiled(answers(15, 5, 20, 10, 18)))
+
+
+def test_as_many_rounds_each_time_are_one_program() -> None:
+    def steady(device: str) -> torch.Tensor:
+        scale = torch.ones(3, device=device).cumsum(0).prod()  # another prefix
+        return answer(device, 6) * scale
+
+    for _ in range(3):
+        steady("tpu").cpu()
+    before = METRICS.snapshot()
+    for _ in range(2):
+        assert_close(steady("tpu").cpu(), steady("cpu"), rtol=1e-4, atol=1e-5)
+    assert METRICS.delta(before)["executions"] == 2
+
+
+def test_training_is_not_cut() -> None:
+    """Other numbers of micro-batches make other steps, and one program each."""
+    weight = LAYERS[0].clone().to("tpu").requires_grad_()
+    optimizer = torch.optim.SGD([weight], 0.01)
+    for batches in (3, 5, 4, 6, 7):
+        before = METRICS.snapshot()
+        for i in range(batches):
+            x = torch.full((4, WIDTH), 0.1 * i, device="tpu")
+            for _ in range(3):
+                x = F.layer_norm(torch.tanh(x @ weight), (WIDTH,))
+            (x.square().mean() / batches).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert METRICS.delta(before)["executions"] <= 2
