@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import jax
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -19,7 +20,7 @@ from tpu_core.dtypes import TO_TORCH
 from tpu_core.errors import KernelCompilationError
 from tpu_core.lowering.evaluate import to_jax, to_torch
 from tpu_core.pjrt import jax_settings
-from tpu_core.recorder.compute import flatten
+from tpu_core.recorder.compute import changing_results, flatten
 from tpu_core.recorder.functional_variants import overload_of
 from tpu_core.recorder.plan import NodePlan
 
@@ -28,6 +29,11 @@ logger = logging.getLogger("tpu_core")
 Value = torch.Tensor
 # Called with the name of an op and each of its results; gives what the ops after it read.
 Change = Callable[[str, Value], Value]
+
+
+def _unchanged(op: str, value: Value) -> Value:
+    return value
+
 
 # Overloads of the device in place of which the CPU has another of the same arguments.
 _TWINS = {
@@ -40,7 +46,7 @@ def replay(
     segment: Segment,
     inputs: Sequence[Value],
     numbers: Sequence[float | int],
-    change: Change = lambda op, value: value,
+    change: Change = _unchanged,
     lowers: bool = True,
 ) -> list[Value]:
     """The results of a segment.
@@ -49,7 +55,8 @@ def replay(
         segment: The recorded segment.
         inputs: The values of its input slots, on the CPU; they stay as they are.
         numbers: Its numbers in this run.
-        change: Applied to each result of an op, such as one that rounds otherwise.
+        change: Applied to each result of an op, such as one that rounds otherwise; also of those
+            inside a graph.
         lowers: Whether an op that the CPU lacks or refuses is computed by its lowering.
 
     Returns:
@@ -63,7 +70,7 @@ def all_values(
     segment: Segment,
     inputs: Sequence[Value],
     numbers: Sequence[float | int],
-    change: Change = lambda op, value: value,
+    change: Change = _unchanged,
     lowers: bool = True,
 ) -> dict[int, Value]:
     """The values of all of a segment's slots, those that are not live too.
@@ -74,7 +81,7 @@ def all_values(
     values: dict[int, Value] = dict(zip(segment.inputs(), inputs, strict=True))
     with _plain_calls():
         for node in segment.nodes:
-            results = _results(segment, node, values, numbers[node.numbers :], lowers)
+            results = _results(segment, node, values, numbers[node.numbers :], lowers, change)
             for slot, value in zip(node.outputs, results):
                 if slot is not None and value is not None:
                     expected = segment.slots[slot]
@@ -101,6 +108,7 @@ def _results(
     values: dict[int, Value],
     numbers: Sequence[float | int],
     lowers: bool,
+    change: Change,
 ) -> list[Value | None]:
     if node.plan is None:  # uninitialised memory
         slot = segment.slots[node.outputs[0] or 0]
@@ -117,7 +125,7 @@ def _results(
 
     if not lowers:
         raise NotImplementedError(f"{node.name} has no CPU op.")
-    return _by_lowering(node.plan, operands, numbers)
+    return _by_lowering(node.plan, operands, numbers, change)
 
 
 def is_cpu_op(plan: NodePlan) -> bool:
@@ -191,9 +199,13 @@ def _written(
 
 
 def _by_lowering(
-    plan: NodePlan, operands: Sequence[Value], numbers: Sequence[float | int]
+    plan: NodePlan, operands: Sequence[Value], numbers: Sequence[float | int], change: Change
 ) -> list[Value | None]:
-    with jax_settings.lowering(), KernelCompilationError.raising():
+    def inside(op: str, value: Any) -> Any:
+        return value if isinstance(value, jax.core.Tracer) else to_jax(change(op, to_torch(value)))
+
+    changing = changing_results(None if change is _unchanged else inside)
+    with changing, jax_settings.lowering(), KernelCompilationError.raising():
         results = plan.lower([to_jax(o) for o in operands], iter(numbers))
     return [None if r is None else to_torch(r) for r in results]
 

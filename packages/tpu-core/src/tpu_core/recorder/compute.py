@@ -6,10 +6,12 @@ local: what a compiled graph or a JAX function computes.
 
 from __future__ import annotations
 
+import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -152,6 +154,26 @@ def _graph_of_name(
         return GraphCompute(overload_of(op), args, out)
     finally:
         torch.set_default_dtype(before)
+
+
+# Called with the name of an op inside a graph and each of its results; gives what is read of it.
+Change = Callable[[str, jax.Array], jax.Array]
+_change: ContextVar[Change | None] = ContextVar("tpu_graph_results", default=None)
+
+
+@contextmanager
+def changing_results(change: Change | None) -> Iterator[None]:
+    """Change the results of the ops inside graphs that are evaluated in the block.
+
+    Example:
+        >>> with changing_results(lambda op, value: value + 1e-6):
+        ...     plan.lower(values, numbers)
+    """
+    token = _change.set(change)
+    try:
+        yield
+    finally:
+        _change.reset(token)
 
 
 Compute = LoweringCompute | GraphCompute
@@ -308,6 +330,8 @@ class GraphEvaluator(ABC):
         out = tuple(self.avals(m, size) for m in (meta if several else (meta,)))
         contiguous = _contiguous(node, size) if entry.wants_contiguous else None
         result = call_lowering(entry, args, kwargs, out, key, contiguous)
+        if (change := _change.get()) is not None:
+            result = jax.tree.map(functools.partial(change, entry.op), result)
         return result if several else result[0]
 
     @abstractmethod
