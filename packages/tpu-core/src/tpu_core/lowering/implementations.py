@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,7 @@ class Target:
         kind: Generation of the chips (``"TPU v5e"``), where it is known.
         division: Of kernels' operands, in a program for several devices; None where they are not
             divided.
+        pads: Whether the program is one on padded arrays, which take no kernel of Pallas.
 
     Example:
         >>> with Target("tpu", devices=4, kind="TPU v5e").applied():
@@ -53,6 +54,7 @@ class Target:
     devices: int = 1
     kind: str | None = None
     division: OperandSharding | None = None
+    pads: bool = False
 
     @staticmethod
     def current() -> Target:
@@ -281,6 +283,13 @@ def implementation(
     kernel: Kernel = point.load()
     function = kernel.choose(entry.op, args, kwargs, where, chosen.get(kernel.name))
     return function or entry.fn
+
+
+@contextmanager
+def for_padded_arrays() -> Iterator[None]:
+    """Lower for a program on padded arrays in the block."""
+    with replace(Target.current(), pads=True).applied():
+        yield
 
 
 @functools.cache

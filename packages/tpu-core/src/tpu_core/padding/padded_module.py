@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.segment import Segment, as_function
 from tpu_core.errors import CompilationError
-from tpu_core.lowering.implementations import lower_for_target
+from tpu_core.lowering.implementations import for_padded_arrays, lower_for_target
 from tpu_core.lowering.tables import Table, replaced
 from tpu_core.padding import (
     contractions,
@@ -51,7 +51,7 @@ def traces(segments: Sequence[Segment], tables: Sequence[list[Table]]) -> list[C
     for segment, own in zip(segments, tables):
         function, avals = as_function(segment)
         traced = jax.make_jaxpr(functools.partial(_with_tables, function))
-        with jax_settings.lowering():
+        with jax_settings.lowering(), for_padded_arrays():
             found.append(traced(own, *avals))
     return found
 

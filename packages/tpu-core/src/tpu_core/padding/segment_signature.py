@@ -23,6 +23,7 @@ from tpu_core import gc_control
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler.segment import Node, Segment
+from tpu_core.lowering.implementations import for_padded_arrays
 from tpu_core.lowering.tables import Table, collected, replaced
 from tpu_core.metrics import METRICS
 from tpu_core.padding.jaxpr_signature import Signature, has_tables, signature
@@ -193,10 +194,10 @@ def trace(
     numbers = [jax.ShapeDtypeStruct((), k) for k in kinds]
     token = _tracing.set(True)
     try:
-        with jax_settings.lowering(), collected() as tables:
+        with jax_settings.lowering(), for_padded_arrays(), collected() as tables:
             traced = jax.make_jaxpr(lower)(avals, numbers, [])
         if tables:
-            with jax_settings.lowering():
+            with jax_settings.lowering(), for_padded_arrays():
                 traced = jax.make_jaxpr(with_tables)(avals, numbers, tables)
     finally:
         _tracing.reset(token)

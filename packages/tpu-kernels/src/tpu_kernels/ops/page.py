@@ -11,7 +11,9 @@ _INTRODUCTION = """\
 PyTorch's own functions reach most of these ops on device `tpu`: no model has to name them. An op
 has several implementations. Where its program is lowered, for the device or ahead of time by
 `tpu_compile.aot`, the first is taken that is meant for the platform and whose rules hold; the last
-takes everything. What a call gives is the same within rounding, forward and backward.
+takes everything. A program on padded arrays, which serves several sizes, takes none that is for one
+platform alone; attention whose scores fill more than 512 MiB is the exception, and has a program a
+size. What a call gives is the same within rounding, forward and backward.
 
 ```python
 with tpu_kernels.using(attention="plain"):

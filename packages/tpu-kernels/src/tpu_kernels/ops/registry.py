@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -76,12 +76,15 @@ class Op:
         called: The PyTorch functions that lead to it.
         bind: For each overload, what makes the op's arguments of those of the overload.
         implementations: In the order in which they are tried; the last takes everything.
+        is_small: Whether a call takes little memory without the kernels of one platform, which
+            programs on padded arrays cannot have.
     """
 
     name: str
     called: tuple[str, ...]
     bind: Mapping[str, Callable[..., Arguments]]
     implementations: tuple[Implementation, ...]
+    is_small: Callable[[Any], bool] = lambda arguments: True
 
     def find(self, name: str) -> Implementation:
         """The implementation of a name.
@@ -115,11 +118,14 @@ class Op:
                 )
             return named
         return next(
-            i
-            for i in self.implementations
-            if (not i.platforms or target.platform in i.platforms)
-            and i.broken(arguments, target) is None
+            i for i in self._tried(arguments, target) if i.broken(arguments, target) is None
         )
+
+    def _tried(self, arguments: Arguments, target: Target) -> Iterator[Implementation]:
+        pads = target.pads and self.is_small(arguments)
+        for i in self.implementations:
+            if not i.platforms or (target.platform in i.platforms and not pads):
+                yield i
 
     def choose(
         self,
@@ -140,7 +146,7 @@ class Op:
         """The rules of those implementations that would be tried before another one."""
         before = self.implementations[: self.implementations.index(found)]
         rules = [
-            f"{i.name}: {i.broken(arguments, target)}"
+            f"{i.name}: {i.broken(arguments, target) or 'Arrays are not padded.'}"
             for i in before
             if not i.platforms or target.platform in i.platforms
         ]
