@@ -11,8 +11,8 @@ and parameters are each judged by what they were computed from.
 
 from __future__ import annotations
 
-import math
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
