@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = items[part - 1 :: parts]
     if not ON_CPU:
         for item in items:
+            # What the CPU platform alone has, as memory that NumPy sees: each mark says what.
             for mark in item.iter_markers("of_cpu"):
                 item.add_marker(pytest.mark.skip(reason=mark.kwargs["reason"]))
 

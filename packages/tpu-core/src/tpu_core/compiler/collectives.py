@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,8 +19,6 @@ from tpu_core.errors import map_xla_error
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import distributed
-
-logger = logging.getLogger("tpu_core")
 
 Outputs = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 
@@ -136,11 +133,5 @@ def _load(store: Any, key: str, devices: Sequence[Any], client: pjrt.Client) -> 
 
 
 def _store(store: Any, key: str, executable: Any, name: str, client: pjrt.Client) -> None:
-    if store is None:
-        return
-    try:
-        payload = pjrt.serialize(executable)
-    except Exception as error:  # some platforms cannot serialize; the program still runs
-        logger.debug("not cached on disk: %s", error)
-        return
-    store.put(key, payload, {"ops": 1, "names": name, "platform": client.version})
+    if store and (payload := pjrt.serialized_for_cache(executable)):
+        store.put(key, payload, {"ops": 1, "names": name, "platform": client.version})

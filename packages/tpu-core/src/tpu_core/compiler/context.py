@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,8 +34,6 @@ from tpu_core.lowering import implementations
 from tpu_core.metrics import METRICS, CompileEvent, Source
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.host_memory import give_back_free_memory
-
-logger = logging.getLogger("tpu_core")
 
 # Ops of a program that is a training step, say, whose temporaries fill a good part of the memory.
 _LARGE = 64
@@ -192,10 +189,10 @@ class BuildContext:
         if source == "compiled":
             _C.note_compile(len({id(n.plan) for n in s.nodes}), len(s.nodes), seconds)
             # Before the first run: XLA:CPU does not serialize a sort whose comparison was resolved.
-            payload = self._serialized(executable)
+            payload = self.store and pjrt.serialized_for_cache(executable)
             if check is not None:
                 check(loaded)
-            if self.store is not None and payload is not None:
+            if self.store and payload:
                 self.store.put(key, payload, self._manifest(s))
         return loaded
 
@@ -255,16 +252,6 @@ class BuildContext:
         except Exception as error:
             # Intact, but not of this jaxlib: its version should be in the key.
             warnings.warn(f"A cached executable could not be loaded: {error}", stacklevel=2)
-            return None
-
-    def _serialized(self, executable: Any) -> bytes | None:
-        """An executable for the cache, where there is one and the platform can."""
-        if self.store is None:
-            return None
-        try:
-            return pjrt.serialize(executable)
-        except Exception as error:  # the program still runs
-            logger.debug("not cached on disk: %s", error)
             return None
 
     def _manifest(self, s: Segment) -> dict[str, Any]:

@@ -83,9 +83,7 @@ class Fit:
             if seen in self._known:
                 continue
             size = self.express(seen)
-            if tensors is None:
-                pass
-            elif position < tensors:
+            if tensors is not None and position < tensors:
                 if size is not None and self._may_be_chance(size, seen, position in inputs):
                     size = None
                 if size is None or size.offset and not size.is_static:
@@ -95,7 +93,7 @@ class Fit:
                         if symbol >= len(first) and not self._is_in_product(symbol):
                             return columns.index(factor)
                         size = None
-            elif size is None:
+            elif tensors is not None and size is None:
                 size = self._rest(seen)
                 if size is None:
                     numbers = ", ".join(map(str, seen))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.host import instruction_set, machine
 from tpu_core.pjrt.host_memory import keep_freed_memory
 from tpu_core.platforms import Platform, local_processes, visible_indices
+
+logger = logging.getLogger("tpu_core")
 
 # The dtypes of the arrays that runtime scalars travel in; the extension's enum Pack.
 PACK_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32), np.dtype(np.int64))
@@ -290,6 +293,18 @@ def compile_module(module: bytes, device: Any, client: Client) -> Any:
 def serialize(executable: Any) -> bytes:
     """An executable as bytes; they hold machine code."""
     return executable.serialize()
+
+
+def serialized_for_cache(executable: Any) -> bytes | None:
+    """As `serialize`; None for a program that has no form on disk, as one that calls into Python.
+
+    Such a program runs, and each process compiles it.
+    """
+    try:
+        return serialize(executable)
+    except Exception as error:  # each plug-in has an error of its own for it
+        logger.info("A program is not kept in the cache, each process compiles it: %s", error)
+        return None
 
 
 def deserialize(data: bytes, device: Any, client: Client) -> Any:
