@@ -124,6 +124,23 @@ def test_quotients_of_float32_where_the_platform_does_not_round_them():
         assert "f64" not in pjrt.module_text(module)
 
 
+@pytest.mark.parametrize(
+    ("function", "barriers"),
+    [
+        (lambda x: jnp.pad(jnp.ones((4, 1)), ((0, 0), (0, 1))) @ x, 1),
+        (lambda x: jax.jit(lambda v: jnp.pad(-v, ((0, 0), (0, 1))))(jnp.ones((4, 1))) @ x, 1),
+        (lambda x: jnp.zeros((4, 2)).at[:, :1].set(x[0, 0]) @ x, 0),
+        (lambda x: jnp.pad(x, ((0, 1), (0, 0)))[1:] @ x, 0),
+        (lambda x: jax.jit(lambda v: jnp.pad(v, ((0, 1), (0, 0))))(x)[1:] @ x, 0),
+    ],
+)
+def test_padded_constants_are_hidden_from_libtpu(function, barriers):
+    traced = jax.jit(function).trace(jax.ShapeDtypeStruct((2, 2), jnp.float32))
+    for platform, count in (("tpu", barriers), ("cpu", 0)):
+        module = pjrt.module_bytes(traced.lower(lowering_platforms=(platform,)))
+        assert pjrt.module_text(module).count("optimization_barrier") == count
+
+
 def test_only_what_xla_would_fold_is_hidden():
     x = jax.ShapeDtypeStruct((4,), jnp.float32)
     rows = jax.ShapeDtypeStruct((4, 1), jnp.float32)

@@ -141,6 +141,14 @@ def _names() -> tuple[Any, Any]:
     return x[0].tolist(), [1.0] * 4
 
 
+@_canary("products-of-padded-constants")
+def _padded_constants() -> tuple[Any, Any]:
+    import torch
+
+    x = torch.nn.functional.pad(torch.ones(256, 1, device="tpu"), (0, 1))
+    return (x @ torch.ones(2, 64).to("tpu")).unique().tolist(), [1.0]
+
+
 @_canary("denormals-are-zero")
 def _denormals() -> tuple[Any, Any]:
     import torch

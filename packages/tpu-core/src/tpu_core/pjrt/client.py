@@ -414,6 +414,7 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
 
     from tpu_core.pjrt.guards import guard
     from tpu_core.pjrt.instruction_names import write_with_dashes
+    from tpu_core.pjrt.padded_constants import hide_padded_constants
     from tpu_core.pjrt.products import fold_transposes, widen_operands
 
     module = lowered.compiler_ir("stablehlo")
@@ -431,6 +432,8 @@ def module_bytes(lowered: Any, aliases: Mapping[int, int] | None = None) -> byte
     if on_cpu:
         widen_operands(module)
         write_with_dashes(module)
+    if "tpu" in platforms:
+        hide_padded_constants(module)
     if aliases:
         set_aliases(module, aliases)
     return mlir.module_to_bytecode(module)

@@ -225,6 +225,16 @@ FAULTS = (
         None,
     ),
     Fault(
+        "products-of-padded-constants",
+        "A product whose left operand is a constant that is padded behind, as the gradient of a "
+        "sum over a slice, does not compile (`RET_CHECK failure` in `hlo_verifier.cc`) or ends the "
+        "process.",
+        "libtpu",
+        ">=0.0.40",
+        ("tpu",),
+        "Lowering: a barrier between the constant and its padding.",
+    ),
+    Fault(
         "async-updates-are-not-read",
         "jaxlib 0.10 cannot read a divided program for tpu7x that a newer libtpu has compiled "
         "(`async-update instruction should have 1 operands but sees 2`): it can be neither "
