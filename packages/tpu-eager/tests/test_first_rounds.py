@@ -50,6 +50,22 @@ def test_momentum_of_a_bias_is_as_it_was_from_the_second_step_on():
     assert counts == [1, 1, 0, 0]
 
 
+@pytest.mark.parametrize("words", [2, 3, 5])
+def test_a_step_with_any_number_of_checked_ops_is_compiled_once(words):
+    """The results of the checks are combined into one word, an op of the segment."""
+    tables = nn.ModuleList(nn.Embedding(8, 4) for _ in range(words)).to("tpu")
+    optimizer = torch.optim.AdamW(tables.parameters())
+    counts = []
+    for step in range(3):
+        before = compiles()
+        ids = torch.arange(6).roll(step).to("tpu")
+        optimizer.zero_grad()
+        sum(table(ids) for table in tables).square().mean().backward()
+        optimizer.step()
+        counts.append(compiles() - before)
+    assert counts == [2, 0, 0]  # the state of the optimizer is a program of its own
+
+
 def test_gradients_are_added_in_place_whether_an_op_was_seen_before_or_not():
     """Python looks at each op of a new form; a tensor that it holds is not added to in place."""
     model = Residual().to("tpu")

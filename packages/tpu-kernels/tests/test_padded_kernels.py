@@ -48,7 +48,8 @@ def test_attention_of_other_lengths_is_lowered_for_the_chip() -> None:
         cross.wait()
     assert not cross.failed
     assert METRICS.delta(before)["padded_executions"] >= 3
-    assert len(kept) == len(cross.compiled) >= 2
+    # What relates the sizes is kept beside the programs.
+    assert len(cross.compiled) >= 2 and cross.compiled.keys() < kept.keys()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tpu_core.config import config
 from tpu_core.errors import ConfigurationError
 
 Inspect = Callable[[Any, list[Any], list[Any]], None]
+Fill = Callable[[Any, Callable[[str, int, int], None]], None]
 ProviderFactory = Callable[[Any], Any]
 """Makes a `tpu_core.compiler.providers.ProgramProvider` of a `BuildContext`."""
 
@@ -35,6 +36,9 @@ class Mode:
         providers: Make the policies that are asked, in this order, for the program of a segment
             that has none in memory, before it is compiled as it was recorded: each is called with a
             `BuildContext` and gives a `ProgramProvider`.
+        fill: Compiles common ops ahead, for ``tpu cache warm --ops``: called with dtypes, none of
+            them for those of its own choice, and a function to be called with a text, the number of
+            programs made, and of those to make.
         inspect: Called with (segment, arrays of its inputs, arrays of its live slots) once it has
             run, or None. Where it is set, no input is donated. What it raises reaches the user.
 
@@ -49,6 +53,7 @@ class Mode:
     cut_at_repetitions: bool = False
     providers: tuple[ProviderFactory, ...] = ()
     inspect: Inspect | None = None
+    fill: Fill | None = None
 
     def native(self) -> tuple[int, bool, Inspect | None, bool, tuple[ProviderFactory, ...] | None]:
         """The extension's form of the mode."""

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from tpu_core.extend import Mode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
     from tpu_core.extend import BuildContext, ProgramProvider
 
 
@@ -29,10 +33,18 @@ def background(context: BuildContext) -> ProgramProvider:
     return Background(context)
 
 
+def fill(dtypes: Sequence[torch.dtype], progress: Callable[[str, int, int], None]) -> None:
+    """Compile common ops for buckets of sizes."""
+    from tpu_eager.op_library.builder import fill
+
+    fill(dtypes, progress)
+
+
 FUSED = Mode(
     "fused",
     max_ops=None,
     cut_after_optimizer_step=True,
     cut_at_repetitions=True,
     providers=(bucketed, background),
+    fill=fill,
 )

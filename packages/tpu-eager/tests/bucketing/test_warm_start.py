@@ -49,6 +49,16 @@ def test_a_second_process_compiles_and_traces_nothing(tmp_path):
     assert 0 < outlines < 10
 
 
+def test_a_second_process_may_begin_with_any_size(tmp_path):
+    ((compiles, *_),) = sweeps(str(tmp_path), [5, 20, 40, 21])
+    assert compiles == 3
+    for first in ([33], [7, 39]):  # neither of which has a program of its own
+        assert [found[::3] for found in sweeps(str(tmp_path), first)] == [[0, len(first)]]
+    # A size that no program is for is compiled on padded arrays at once, and known from then on.
+    assert [found[::3] for found in sweeps(str(tmp_path), [100])] == [[1, 1]]
+    assert [found[::3] for found in sweeps(str(tmp_path), [101, 33])] == [[0, 2]]
+
+
 def test_padded_programs_that_sort_are_kept(tmp_path, monkeypatch):
     """XLA:CPU does not serialize a sort that has run, and padded programs run for their check."""
     monkeypatch.setitem(globals(), "SWEEP", SWEEP.replace(".cumsum(0)", ".sort(0).values"))

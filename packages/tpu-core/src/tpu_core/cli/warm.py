@@ -159,6 +159,16 @@ def _run_ops(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...
     from tpu_core import modes
     from tpu_core.cli.common_ops import DTYPES, SHAPES, common_calls
 
+    fill = modes.default().fill
+    if fill is not None and not shapes:
+        with Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task("Recording ops")
+
+            def show(text: str, done: int, total: int) -> None:
+                progress.update(task, description=f"{text:<60.60}", completed=done, total=total)
+
+            fill(dtypes, show)
+        return
     calls = list(common_calls(shapes or SHAPES, dtypes or DTYPES))
     with (
         Progress(console=Console(stderr=True)) as progress,

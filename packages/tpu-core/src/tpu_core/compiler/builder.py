@@ -88,7 +88,13 @@ class ProgramBuilder:
         segment = Segment.from_export(exported)
         providers = self._providers(factories)
         request = ProgramRequest(
-            segment, exported, arrays, missing, may_be_divided, providers=providers
+            segment,
+            exported,
+            arrays,
+            missing,
+            may_be_divided,
+            is_piece=exported.get("is_piece", False),
+            providers=providers,
         )
         for provider in providers:
             answer = provider.provide(request)

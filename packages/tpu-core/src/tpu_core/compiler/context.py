@@ -96,6 +96,19 @@ class BuildContext:
         disk = self._disk()
         return disk is not None and disk.path(key).exists()
 
+    def store_data(self, key: str, payload: bytes, manifest: dict[str, Any]) -> None:
+        """Keep what belongs to programs in the cache, that of a cross compiler's target included.
+
+        Args:
+            key: As `key` gives it.
+            payload: Does not depend on the platform.
+            manifest: Shown by `tpu cache ls`.
+        """
+        if self.store is not None:
+            self.store.put(key, payload, {**manifest, "platform": self.client.version})
+        if (cross := cross_compile.active()) is not None:
+            cross.add_data(key, payload, manifest)
+
     def drop(self, key: str) -> None:
         """Take a program out of the cache of this machine."""
         disk = self._disk()

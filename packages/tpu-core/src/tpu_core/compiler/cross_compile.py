@@ -85,6 +85,8 @@ class CrossCompiler:
     failed: list[Exception] = field(default_factory=list)
     _parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     _added: set[str] = field(default_factory=set)
+    _data: dict[str, tuple[dict[str, Any], bytes, dict[str, Any]]] = field(default_factory=dict)
+    _platform: str = ""
     _futures: list[Future[None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # One at a time: libtpu compiles on all cores.
@@ -111,21 +113,35 @@ class CrossCompiler:
             return
         self._futures.append(self._pool.submit(self._compile, module, parts, manifest))
 
+    def add_data(self, key: str, payload: bytes, manifest: dict[str, Any]) -> None:
+        """Store what belongs to programs and is the same for the topology, by its key there."""
+        with self._lock:
+            parts = self._parts.get(key)
+            if parts is not None:
+                self._data[key] = (parts, payload, manifest)
+
     def _compile(self, module: bytes, parts: dict[str, Any], manifest: dict[str, Any]) -> None:
         try:
             executable, version = self.compiler.compile(module)
         except Exception as error:
             self.failed.append(error)
             return
-        platform = version_of("tpu", version)
+        self._platform = version_of("tpu", version)
+        self.compiled[self._put(parts, executable, manifest)] = len(executable)
+
+    def _put(self, parts: dict[str, Any], payload: bytes, manifest: dict[str, Any]) -> str:
+        platform = self._platform
         key = fingerprint(**parts, device=self.compiler.device, platform=platform)
-        self.put(key, executable, {**manifest, "platform": platform})
-        self.compiled[key] = len(executable)
+        self.put(key, payload, {**manifest, "platform": platform})
+        return key
 
     def wait(self) -> None:
-        """Wait for the compiles under way."""
+        """Wait for the compiles under way, and store what belongs to them."""
         for future in self._futures:
             future.result()
+        # The key has libtpu's version, which is known once it has compiled.
+        for parts, payload, manifest in self._data.values() if self._platform else ():
+            self._put(parts, payload, manifest)
 
 
 _active: CrossCompiler | None = None

@@ -34,6 +34,7 @@ class ProgramRequest:
         missing: Gives the ops that no program in memory runs by itself, as (key of that program,
             node); None where the segment may not run op by op. It serves during the request.
         may_be_divided: Whether it may run in parts.
+        is_piece: Whether it is one op of a segment that runs op by op.
         may_wait: Whether its program may be made later, in the background. A provider may say no to
             those that are asked next.
         providers: Those that are asked.
@@ -47,6 +48,7 @@ class ProgramRequest:
     arrays: list[Any]
     missing: Callable[[], list[tuple[str, int]]] | None = None
     may_be_divided: bool = False
+    is_piece: bool = False
     may_wait: bool = True
     providers: Sequence[ProgramProvider] = field(default=(), repr=False)
 
@@ -55,7 +57,8 @@ class ProgramProvider:
     """One way to a program, and the state that it depends on.
 
     A subclass has ``provide(request)``. It may also have ``note_exact(segment, program)``,
-    ``comment(segment, reason)``, ``due(segment_key)`` and ``close()``, which do nothing here.
+    ``comment(segment, reason)``, ``serves(piece)``, ``due(segment_key)`` and ``close()``, which do
+    nothing here.
 
     Attributes:
         is_verified: Whether runs of its programs are judged as ``TPU_VERIFY`` says.
@@ -76,6 +79,10 @@ class ProgramProvider:
             None where the next provider is to be asked.
         """
         raise NotImplementedError
+
+    def serves(self, piece: Segment) -> bool:
+        """Return whether one op has a program, in memory or in the cache, beside its own."""
+        return False
 
     def due(self, segment_key: str) -> bool:
         """Return whether to be asked again about a segment that runs op by op."""

@@ -166,6 +166,31 @@ class Segment:
         end = self.nodes[node + 1].numbers if node + 1 < len(self.nodes) else len(self.numbers)
         return self.constants()[begin:end]
 
+    def piece(self, node: int, key: str) -> Segment:
+        """One node as a segment of its own, whose results are all read later.
+
+        Args:
+            node: Its index.
+            key: Of the segment.
+        """
+        n = self.nodes[node]
+        places: dict[int, int] = {}
+        for slot in (*n.operands, *n.outputs):
+            if slot is not None:
+                places.setdefault(slot, len(places))
+        outputs = [None if slot is None else places[slot] for slot in n.outputs]
+        operands = [places[slot] for slot in n.operands]
+        end = self.nodes[node + 1].numbers if node + 1 < len(self.nodes) else len(self.numbers)
+        return replace(
+            self,
+            key=key,
+            nodes=[replace(n, operands=operands, outputs=outputs, numbers=0)],
+            slots=[replace(self.slots[i], is_input=i in n.operands) for i in places],
+            numbers=[replace(x, compiled_in=False) for x in self.numbers[n.numbers : end]],
+            live=[slot for slot in outputs if slot is not None],
+            donated=[],
+        )
+
     def outputs(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each output."""
         return [(self.slots[i].shape, self.slots[i].dtype) for i in self.live]

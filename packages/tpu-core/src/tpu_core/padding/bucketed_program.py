@@ -51,6 +51,8 @@ class BucketedProgram:
         refusal: Reason why that is not tried any more, or None.
         fit: Relations of the sizes, once there are two recordings.
         programs: Programs by bucket of each symbol.
+        starts_vary: Whether starts of windows are inputs, as once one was seen to vary.
+        kept: Signature and buckets of what `StoredFamilies` has of it.
     """
 
     def __init__(self, signatures: SegmentSignatures, form: str, tensors: int) -> None:
@@ -67,8 +69,9 @@ class BucketedProgram:
         self._shapes: list[tuple[Size, ...]] | None = None
         self._signature = ""
         self._failures = 0
-        # Starts of windows are inputs once one was seen to vary.
-        self._starts_vary = False
+        self.starts_vary = False
+        self._stored: tuple[str, set[tuple[int, ...]]] = "", set()
+        self.kept: tuple[str, set[tuple[int, ...]]] | None = None
         # Of the declared sizes: their positions among the integers, and their bounds.
         self._first: list[int] = []
         self._limits: list[int | None] = []
@@ -89,6 +92,30 @@ class BucketedProgram:
         family._first = [columns.index(values) for values in zip(*synthetic.values)]
         family._limits = synthetic.limits
         return family
+
+    def restore(
+        self,
+        recordings: list[Recording],
+        starts_vary: bool,
+        signature: str,
+        stored: set[tuple[int, ...]],
+    ) -> None:
+        """Take over the recordings of another process, and which programs it made.
+
+        Args:
+            recordings: In its order.
+            starts_vary: As the attribute.
+            signature: Of the programs.
+            stored: Their buckets.
+        """
+        self._restart([])
+        self.recordings, self.starts_vary = recordings, starts_vary
+        self._stored = signature, stored
+
+    def stored(self) -> set[tuple[int, ...]]:
+        """Buckets of the programs that other processes have made, of the sizes as known now."""
+        signature, stored = self._stored
+        return stored if stored and signature == self.signature() else set()
 
     def refuse(self, why: str) -> None:
         """Take note that the recordings could not be run on padded arrays.
@@ -166,22 +193,31 @@ class BucketedProgram:
     def _solve(self, segment: Segment, integers: list[int], least: int = 2) -> list[int] | None:
         if len(self.recordings) < 2:
             return None
-        if self.fit is None:
-            inputs = integers_of_inputs(self.recordings[0].segment)
-            known = [r.integers for r in self.recordings]
-            self.fit = Fit(known, self._first, self._tensors, inputs)
-        if self.fit.problem:
-            self.problem = self.fit.problem
+        fit = self._related()
+        if fit.problem:
+            self.problem = fit.problem
             return None
-        values = self.fit.solve(integers)
+        values = fit.solve(integers)
         if values is None or not values or any(v < least for v in values):
             return None
         numbers = list(zip(segment.numbers, self.constants()))
         varied = [n for n, c in numbers if c is not None and not _same(n.value, c)]
-        if not self._starts_vary and any(n.pack == _STARTS for n in varied):
-            self._starts_vary = True
+        if not self.starts_vary and any(n.pack == _STARTS for n in varied):
+            self.starts_vary = True
             self._restart(self.recordings)  # whose ops take them as inputs
         return None if varied else values
+
+    def _related(self) -> Fit:
+        if self.fit is None:
+            inputs = integers_of_inputs(self.recordings[0].segment)
+            known = [r.integers for r in self.recordings]
+            self.fit = Fit(known, self._first, self._tensors, inputs)
+        return self.fit
+
+    def independent_sizes(self) -> int:
+        """Number of sizes from which all others follow; 0 where the recordings relate to none."""
+        fit = self._related()
+        return 0 if fit.problem else len(fit.symbols)
 
     def _ops(self) -> FamilySignatures:
         if self._known is None:
@@ -224,7 +260,7 @@ class BucketedProgram:
         first = self.recordings[0].segment.numbers
         return [
             n.value
-            if not (self._starts_vary and n.pack == _STARTS)
+            if not (self.starts_vary and n.pack == _STARTS)
             and all(
                 r.segment.numbers[i].compiled_in and _same(r.segment.numbers[i].value, n.value)
                 for r in self.recordings

@@ -218,7 +218,15 @@ class Fit:
             known = Known(None, factors, offset, 1, numerator, rounded)
             if all(map(known.holds, seen, self.values)):
                 return known
-        return self._share(seen, rounded)
+        return self._share(seen, rounded) or self._root(seen, rounded)
+
+    def _root(self, seen: Sequence[float], dtype: str) -> Known | None:
+        """One divided by the square root of a count: the scale of attention."""
+        count = self._count([round(n**-2) for n in seen]) if min(seen) > 0 else None
+        if count is None:
+            return None
+        known = Known(None, *count, numerator=1, dtype=dtype, root=True)
+        return known if all(map(known.holds, seen, self.values)) else None
 
     def _share(self, seen: Sequence[float], dtype: str) -> Known | None:
         """A size, or the integer next to it, divided by one number: the step of a resize."""

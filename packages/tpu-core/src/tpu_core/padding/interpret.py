@@ -101,7 +101,8 @@ class PaddingContext:
             return actual.astype(dtype)
         if known.numerator is None:
             return (actual.astype(np.float64) / known.divisor).astype(dtype)
-        return (known.numerator / actual.astype(np.float64)).astype(dtype)
+        count = actual.astype(np.float64)
+        return (known.numerator / (jnp.sqrt(count) if known.root else count)).astype(dtype)
 
 
 def run(

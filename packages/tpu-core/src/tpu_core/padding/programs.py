@@ -22,6 +22,7 @@ from tpu_core.padding.form_difference import form_difference
 from tpu_core.padding.recording import Description, describe, form_of_node, sizes_of_node
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import NotPaddableError
+from tpu_core.padding.stored_families import StoredFamilies
 from tpu_core.padding.synthetic import has_graphs, ops_of, synthesize
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.padded_array import PaddedArray, array_of, fitted
@@ -50,6 +51,7 @@ class PaddedPrograms:
         self._context = context
         self._source = source
         self._signatures = SegmentSignatures(context.store, context.key)
+        self._stored = StoredFamilies(context, source)
         self._described: tuple[Segment, Description] | None = None
 
     @staticmethod
@@ -108,6 +110,22 @@ class PaddedPrograms:
         """A program without recordings, for segments of this one's form."""
         described = self._describe(s)
         return BucketedProgram(self._signatures, described.form, described.tensors)
+
+    def of_recordings(self, segments: Sequence[Segment]) -> BucketedProgram:
+        """A program for the sizes of some segments of one form, all of whose starts may vary."""
+        made = self.new(segments[0])
+        recordings = [Recording(s, self.integers(s), None) for s in segments]
+        made.restore(recordings, True, "", set())
+        return made
+
+    def stored(self, s: Segment) -> BucketedProgram | None:
+        """A program whose recordings another process kept, and that serves the segment."""
+        made = self.new(s)
+        return made if self._stored.load(s, made) else None
+
+    def save(self, bucketed: BucketedProgram) -> None:
+        """Keep the recordings of a program, and which buckets it has, for other processes."""
+        self._stored.save(bucketed)
 
     def synthetic(self, s: Segment) -> BucketedProgram | None:
         """A program of recordings at other sizes, where graphs in the segment declare sizes."""

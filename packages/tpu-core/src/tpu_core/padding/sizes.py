@@ -58,7 +58,7 @@ NUMERATORS = (1, 2)
 @dataclass(frozen=True, slots=True)
 class Known:
     """A number inside an op: always the same, a count, a count divided by a number that is always
-    the same, or one or two divided by a count.
+    the same, one or two divided by a count, or one divided by its square root.
 
     A count is a size, or the product of several with a small offset: of the elements of an image
     whose height is a size less 2.
@@ -70,6 +70,7 @@ class Known:
         divisor: The number that divides the count.
         numerator: The number that the count divides; None where the count is not the divisor.
         dtype: The quotient's, to which it is rounded.
+        root: Whether the square root of the count is the divisor, as in attention.
     """
 
     constant: float | None = None
@@ -78,6 +79,7 @@ class Known:
     divisor: int = 1
     numerator: int | None = None
     dtype: str = ""
+    root: bool = False
 
     def holds(self, number: float, values: Sequence[int]) -> bool:
         """Return whether it is this number where the symbols have these values."""
@@ -88,6 +90,8 @@ class Known:
             return number == n
         if self.numerator is None:  # exactly: a place that is read may follow from it
             return bool(np.dtype(self.dtype).type(n / self.divisor) == number)
+        if self.root:
+            return n > 0 and bool(abs(number * math.sqrt(n) - 1) <= np.finfo(self.dtype).eps)
         return abs(number * n - self.numerator) <= np.finfo(self.dtype).eps * self.numerator
 
 

@@ -43,7 +43,7 @@ def _hide(op: Any, calls: dict[str, list[Any]]) -> None:
 
 
 def _may_be_constant(value: Any, calls: dict[str, list[Any]]) -> bool:
-    """Whether a value follows from constants alone; results of calls are taken for such."""
+    """Return whether a value follows from constants alone; results of calls are taken for such."""
     pending, seen = [value], set()
     while pending:
         value = pending.pop()

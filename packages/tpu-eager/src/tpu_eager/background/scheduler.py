@@ -38,7 +38,7 @@ logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 _LOADED_PROGRAM = 0.004
 # Pieces are run where compiling those that lack costs at most this share of compiling the whole.
 _SHARE = 0.25
-_MOST_MISSING = 8  # pieces to compile: on a TPU each takes longer than on the CPU platform
+_MOST_MISSING = 10  # pieces to compile: on a TPU each takes longer than on the CPU platform
 
 _MOST_SEGMENTS = 4096
 _REASON = "it came again; until now it ran op by op"
@@ -99,7 +99,9 @@ class Background(ProgramProvider):
             return None
         pieces = missing()
         lacking = [
-            (self._context.key(s, k, s.constants_of(node)), s.nodes[node]) for k, node in pieces
+            (self._context.key(s, k, s.constants_of(node)), s.nodes[node])
+            for k, node in pieces
+            if not any(provider.serves(s.piece(node, k)) for provider in request.providers)
         ]
         if not self._serves_op_by_op(
             s, key, lacking, functools.partial(CompileJob.of, s, request.exported)

@@ -64,6 +64,7 @@ class Families:
         self._outlines: OrderedDict[str, list[str]] = OrderedDict()  # keys of each outline
         self._divided: set[str] = set()  # forms with a family for each place in the user's program
         self._unread: list[tuple[Segment, Program]] = []  # remembered, in no family yet
+        self._asked: set[str] = set()  # forms whose family was looked for in the cache
 
     @_locked
     def remember(self, s: Segment, program: Program) -> None:
@@ -165,7 +166,9 @@ class Families:
         return None
 
     @_locked
-    def serve(self, s: Segment, arrays: list[Any], compiles: bool = True) -> Program | None:
+    def serve(
+        self, s: Segment, arrays: list[Any], compiles: bool = True, is_piece: bool = False
+    ) -> Program | None:
         """A padded program for the segment, or None where it is to run as it was recorded.
 
         Args:
@@ -173,18 +176,21 @@ class Families:
             arrays: Its inputs.
             compiles: Whether one may be compiled, and sizes that do not follow those known so far
                 change what is known.
+            is_piece: Whether it is one op of a segment that runs op by op: until the whole has a
+                program, any that is there will do.
         """
         self._read()
-        if not self._families and not self._padded.has_graphs(s):
+        if self._is_exact(s):
             return None
-        family = self._families.get(self._key(s)) or self._synthetic(s)
+        family = self._families.get(self._key(s)) or self._synthetic(s) or self._restored(s)
         if family is not None and family.promotion.own(s.key):
             return None
         if family is None or family.bucketed.refusal:
             return self._serve_by_outline(s, arrays)
         bucketed = family.bucketed
         # The programs for few sizes are few; those for many have many combinations of buckets.
-        compiles = compiles or (bool(bucketed.programs) and bucketed.has_few_sizes())
+        if not is_piece:
+            compiles = compiles or (bool(bucketed.programs) and bucketed.has_few_sizes())
         integers = self._padded.integers(s)
         values = bucketed.solve(s, integers, learns=False)
         if values is None and (program := self._serve_by_outline(s, arrays)):
@@ -199,12 +205,49 @@ class Families:
         if values is None:
             return None
         try:
-            return self._program(family, s, values, arrays, compiles)
+            return self._program(family, s, values, arrays, compiles, is_piece)
         except NotPaddableError as error:
             if self._divide(s, family):
-                return self.serve(s, arrays, compiles)
+                return self.serve(s, arrays, compiles, is_piece)
             self._refuse(family, s, error)
         return None
+
+    @_locked
+    def serves(self, s: Segment) -> bool:
+        """Return whether a program that is there serves a segment."""
+        self._read()
+        family = self._families.get(self._key(s)) or self._restored(s)
+        if family is None or family.bucketed.refusal:
+            return False
+        values = family.bucketed.solve(s, self._padded.integers(s), learns=False)
+        if values is None:
+            return False
+        wanted = family.bucketed.buckets(values)
+        return any(
+            all(x >= y for x, y in zip(buckets, wanted))
+            for buckets in (*family.bucketed.programs, *family.bucketed.stored())
+        )
+
+    def _is_exact(self, s: Segment) -> bool:
+        """Return whether a segment has its own program, and nothing is known of its sizes."""
+        if self._families or self._padded.has_graphs(s):
+            return False
+        return self._context.is_stored(self._context.exact_key(s))
+
+    def _restored(self, s: Segment) -> Family | None:
+        """The family of an earlier process, for a segment that has no program of its own."""
+        if self._context.is_stored(self._context.exact_key(s)):
+            return None
+        bucketed = self._stored(s)
+        return None if bucketed is None else self._new(s, Family(bucketed))
+
+    def _stored(self, s: Segment) -> Any:
+        """The sizes that an earlier process knew of the segment's form, or None; asked once."""
+        form = self.form(s)
+        if form in self._asked or form in self._divided:
+            return None
+        self._asked.add(form)
+        return self._padded.stored(s)
 
     def _synthetic(self, s: Segment) -> Family | None:
         """A family of one segment, where the graphs in it say which of its sizes vary."""
@@ -251,7 +294,13 @@ class Families:
             )
 
     def _program(
-        self, family: Family, s: Segment, values: list[int], arrays: list[Any], compiles: bool
+        self,
+        family: Family,
+        s: Segment,
+        values: list[int],
+        arrays: list[Any],
+        compiles: bool,
+        is_piece: bool = False,
     ) -> Program | None:
         bucketed, promotion = family.bucketed, family.promotion
         wanted = bucketed.buckets(values)
@@ -259,15 +308,23 @@ class Families:
         if buckets is None:
             return None
         if buckets not in bucketed.programs:
-            if not compiles and not self._is_stored(family, s, buckets):
-                return None
+            if not self._is_stored(family, s, buckets):
+                if stored := self._stored(s):
+                    family.bucketed = stored
+                    return self.serve(s, arrays, compiles, is_piece)
+                if not compiles:
+                    return None
             made = self._padded.obtain(bucketed, s, values, buckets, arrays)
             bucketed.programs[buckets] = made
+            if bucketed.form not in self._divided:
+                self._padded.save(bucketed)
         counter = promotion.counter(s.key, values, buckets)
         # Not later: sizes may be known better then, and these buckets be of others.
         waste = family.waste(wanted, buckets, self._is_cpu) if wanted != buckets else 0.0
 
         def gives_way(arguments: list[Any]) -> bool:
+            if is_piece:
+                return False
             if counter.due(arguments, self._context.may_compile):
                 return True
             if wanted != buckets:
@@ -295,7 +352,7 @@ class Families:
         hundreds of them.
         """
         bucketed = family.bucketed
-        programs = bucketed.programs
+        programs = {*bucketed.programs, *bucketed.stored()}
         if not programs:
             # Large enough for the recordings too: on one of them the program is checked.
             assert bucketed.fit is not None

@@ -30,6 +30,8 @@ class Bucketed(ProgramProvider):
     def provide(self, request: ProgramRequest) -> Program | list[Part] | None:
         """A padded program for the segment, or its parts; None where it runs as it was recorded."""
         s, arrays = request.segment, request.arrays
+        if request.is_piece:
+            return self._families.serve(s, arrays, compiles=False, is_piece=True)
         may_be_parts = request.may_be_divided and not s.on_host
         if not may_be_parts or not self.limit.is_reached(s, self._families.form(s)):
             padded = self._families.serve(s, arrays)
@@ -39,6 +41,10 @@ class Bucketed(ProgramProvider):
         # Beyond the limit one program for many sizes is wanted, not one for each op and size.
         request.may_wait = False
         return self._serve_beyond_limit(s, arrays)
+
+    def serves(self, piece: Segment) -> bool:
+        """Return whether a program on padded arrays serves one op."""
+        return self._families.serves(piece)
 
     def comment(self, segment: Segment, reason: Any) -> Any:
         """The reason to compile a segment as it is, with why padded arrays do not serve it."""

@@ -68,6 +68,7 @@ py::dict export_segment(
   d["live"] = live.vec();
   d["donated"] = donated.vec();
   d["on_host"] = c.on_host;
+  d["is_piece"] = c.is_piece;
   return d;
 }
 
@@ -199,7 +200,7 @@ Program* compile(
   const bool may_wait =
       m.providers && tiers() == Tiers::Compiled && !m.inspect && s.nodes.size() > 1 && fits;
   py::object providers = py::none();
-  if (m.providers && !c.is_piece) providers = py::reinterpret_borrow<py::object>(m.providers);
+  if (m.providers) providers = py::reinterpret_borrow<py::object>(m.providers);
   std::string key;
   if (may_wait) {
     key = hex(c.key);

@@ -136,11 +136,10 @@ void close_checks(Trace& trace) {
     const auto* signature = combined(count);
     const auto refs = static_cast<uint32_t>(s.refs.size());
     s.hasher.add(signature->hash);
-    for (const auto& [node, slot] : s.words) {
-      s.refs.push_back(slot);
-      s.hasher.add(slot);
+    for (size_t i = 0; i < count; ++i) {
+      s.refs.push_back(s.words[std::min(i, s.words.size() - 1)].second);
+      s.hasher.add(s.refs.back());  // each of them, as where the segment is recorded from its nodes
     }
-    s.refs.insert(s.refs.end(), count - s.words.size(), s.words.back().second);
     word.value = make_value(word_layout(), 0, s.device, State::Pending);
     s.refs.push_back(trace.output_slot(word.value));
     s.nodes.push_back(
