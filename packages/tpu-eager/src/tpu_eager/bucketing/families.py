@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from tpu_core.config import config
 from tpu_core.errors import NotPaddableError
 from tpu_core.extend import BuildContext, PaddedPrograms, Program, Segment, package_digest
+from tpu_eager.bucketing.bucket_choice import BucketChoice
 from tpu_eager.bucketing.family import Family, place_of
 
 logger = logging.getLogger("tpu_core")  # whose level is TPU_LOG
 
 # A program with many sizes is one family; what is not seen again must not fill memory.
 _MOST_FAMILIES = 256
-# Executables of one family, beyond which a new one serves the sizes of all others too.
-_MOST_DISJOINT = 3
-# Executables of one family; beyond, a larger bucket serves or the segment runs as it is.
-_MOST_PROGRAMS = 16
-# Buckets have room for sizes that are this much larger, and for all small ones,
-_ROOM = 1.5
-_LEAST = 32
-# where so many runs on what is not needed take less time than the compile that they may save.
-_RUNS = 50
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -59,7 +49,7 @@ class Families:
         self._context = context
         self._refused = refused
         self._padded = PaddedPrograms(context, package_digest("tpu_eager"))
-        self._is_cpu = context.client.platform.name == "cpu"
+        self._choice = BucketChoice(context, self._padded)
         self._families: OrderedDict[str, Family] = OrderedDict()
         self._outlines: OrderedDict[str, list[str]] = OrderedDict()  # keys of each outline
         self._divided: set[str] = set()  # forms with a family for each place in the user's program
@@ -83,6 +73,7 @@ class Families:
         self._families.move_to_end(key)
         if family.promotion.own(s.key):
             return
+        family.is_of_others = False
         self._padded.add(family.bucketed, s, program)
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
@@ -239,7 +230,7 @@ class Families:
         if self._context.is_stored(self._context.exact_key(s)):
             return None
         bucketed = self._stored(s)
-        return None if bucketed is None else self._new(s, Family(bucketed))
+        return None if bucketed is None else self._new(s, Family(bucketed, is_of_others=True))
 
     def _stored(self, s: Segment) -> Any:
         """The sizes that an earlier process knew of the segment's form, or None; asked once."""
@@ -304,15 +295,15 @@ class Families:
     ) -> Program | None:
         bucketed, promotion = family.bucketed, family.promotion
         wanted = bucketed.buckets(values)
-        buckets = self._buckets(family, s, values, wanted, arrays)
+        buckets = self._choice.buckets(family, s, values, wanted, arrays, is_piece)
         if buckets is None:
             return None
         if buckets not in bucketed.programs:
-            if not self._is_stored(family, s, buckets):
+            if not self._choice.is_stored(family, s, buckets):
                 if stored := self._stored(s):
                     family.bucketed = stored
                     return self.serve(s, arrays, compiles, is_piece)
-                if not compiles:
+                if not compiles or family.is_of_others:
                     return None
             made = self._padded.obtain(bucketed, s, values, buckets, arrays)
             bucketed.programs[buckets] = made
@@ -320,7 +311,7 @@ class Families:
                 self._padded.save(bucketed)
         counter = promotion.counter(s.key, values, buckets)
         # Not later: sizes may be known better then, and these buckets be of others.
-        waste = family.waste(wanted, buckets, self._is_cpu) if wanted != buckets else 0.0
+        waste = self._choice.waste(family, wanted, buckets)
 
         def gives_way(arguments: list[Any]) -> bool:
             if is_piece:
@@ -328,88 +319,9 @@ class Families:
             if counter.due(arguments, self._context.may_compile):
                 return True
             if wanted != buckets:
-                if self._has_better(family, wanted, waste):
+                if self._choice.has_better(family, wanted, waste):
                     return True
                 promotion.count_in(wanted, waste)
             return False
 
         return self._padded.program(bucketed, s, values, buckets, gives_way)
-
-    def _is_stored(self, family: Family, s: Segment, buckets: tuple[int, ...]) -> bool:
-        return self._context.is_stored(self._padded.key(family.bucketed, s, buckets))
-
-    def _buckets(
-        self,
-        family: Family,
-        s: Segment,
-        values: Sequence[int],
-        wanted: tuple[int, ...],
-        arrays: Sequence[Any],
-    ) -> tuple[int, ...] | None:
-        """The buckets of the program to use, of which there need be none yet.
-
-        A larger program serves until it has cost as much as many runs: a compile takes as long as
-        hundreds of them.
-        """
-        bucketed = family.bucketed
-        programs = {*bucketed.programs, *bucketed.stored()}
-        if not programs:
-            # Large enough for the recordings too: on one of them the program is checked.
-            assert bucketed.fit is not None
-            pairs = zip(bucketed.recordings, bucketed.fit.values)
-            known = next((v for r, v in pairs if r.program), values)
-            return self._with_room(family, s, [max(pair) for pair in zip(values, known)], arrays)
-        larger = [b for b in programs if all(x >= y for x, y in zip(b, wanted))]
-        nearest = min(larger, key=math.prod, default=None)
-        if nearest is None:
-            if len(programs) >= _MOST_PROGRAMS:
-                return None
-            # One that serves all sizes so far: the buckets of several sizes have many combinations.
-            roomy = self._with_room(family, s, values, arrays)
-            wider = tuple(map(max, zip(roomy, *programs)))
-            if len(programs) >= _MOST_DISJOINT or self._is_cheap(family, wider, wanted):
-                return wider
-            return roomy
-        if self._has_better(family, wanted, family.waste(wanted, nearest, self._is_cpu)):
-            return wanted
-        if len(programs) < _MOST_PROGRAMS and self._is_stored(family, s, wanted):
-            return wanted
-        return nearest
-
-    def _with_room(
-        self, family: Family, s: Segment, values: Sequence[int], arrays: Sequence[Any]
-    ) -> tuple[int, ...]:
-        """Buckets for some sizes, and for somewhat larger ones where that costs little."""
-        bucketed = family.bucketed
-        wanted: tuple[int, ...] = bucketed.buckets(values)
-        if config().buckets:  # the user's
-            return wanted
-        chosen = wanted
-        # An array with other padding goes by way of the host.
-        padded = bucketed.padded_sizes(s, arrays)
-        for room in (lambda n: math.ceil(_ROOM * n), lambda n: _LEAST):
-            for i, value in enumerate(values):
-                # What fills its bucket may be the weights, which have no padding in any run.
-                if value == wanted[i] and not padded[i]:
-                    continue
-                larger = list(chosen)
-                larger[i] = max(chosen[i], padded[i] or room(value))
-                roomy = bucketed.buckets(values, larger)
-                if self._is_cheap(family, roomy, wanted):
-                    chosen = roomy
-        return chosen
-
-    def _is_cheap(self, family: Family, buckets: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-        """Return whether runs in larger buckets cost little beside another compile."""
-        return family.waste(wanted, buckets, self._is_cpu) * _RUNS <= 1
-
-    def _has_better(self, family: Family, wanted: tuple[int, ...], waste: float) -> bool:
-        """Return whether a program of buckets that fit better is there, or worth a compile now."""
-        programs = family.bucketed.programs
-        if wanted in programs:
-            return True
-        return (
-            len(programs) < _MOST_PROGRAMS
-            and self._context.may_compile
-            and family.promotion.outgrew(wanted, waste, len(programs))
-        )

@@ -21,10 +21,17 @@ def place_of(s: Segment) -> int:
 
 @dataclass(slots=True)
 class Family:
-    """A program with many sizes, and those that are to have programs of their own."""
+    """A program with many sizes, and those that are to have programs of their own.
+
+    Attributes:
+        bucketed: The sizes, and the programs on padded arrays.
+        promotion: The sizes with programs of their own.
+        is_of_others: Whether its sizes varied in other processes alone: here they may not.
+    """
 
     bucketed: Any  # of `PaddedPrograms`
     promotion: PromotionPolicy = field(default_factory=PromotionPolicy)
+    is_of_others: bool = False
     _seconds: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
 
     def waste(self, wanted: tuple[int, ...], used: tuple[int, ...], is_cpu: bool) -> float:

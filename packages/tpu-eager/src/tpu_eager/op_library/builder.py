@@ -107,8 +107,8 @@ class OpLibrary(ProgramProvider):
         values = bucketed.solve(recording, self._padded.integers(recording), learns=False)
         rng = np.random.default_rng(0)
         arrays = [_filled(recording, i, rng) for i in recording.inputs()]
-        made = self._padded.obtain(bucketed, recording, values, buckets, arrays)
-        bucketed.programs[buckets] = made
+        self._padded.obtain(bucketed, recording, values, buckets, arrays)
+        bucketed.programs[buckets] = None  # in the cache: a thousand executables are gigabytes
 
 
 def _filled(s: Segment, slot: int, rng: np.random.Generator) -> Any:
