@@ -30,6 +30,18 @@ def test_elements_of_both_sequences() -> None:
     assert fit.solve([7, 22, 155, 21, 147]) is None
 
 
+def test_rows_of_a_batch_of_sequences_follow_from_both() -> None:
+    """Also where the rows come first, as those of an operand that the op views as a batch."""
+    recordings = columns((55, 91), (20, 36), (5, 7), (11, 13))
+    fit = Fit(recordings, (), 4)
+    assert len(fit.symbols) == 3
+    assert fit.solve([60, 8, 10, 6]) is not None
+    assert fit.solve([61, 8, 10, 6]) is None
+    # Any two values are those of a multiple of a product more often than of a product.
+    assert len(Fit(columns((60, 180), (2, 5), (10, 12)), (), 3).symbols) == 3
+    assert len(Fit(columns((60, 180, 120), (2, 5, 5), (10, 12, 8)), (), 3).symbols) == 2
+
+
 def test_declared_sizes_stay_symbols() -> None:
     recordings = columns((2, 4), (24, 20), (23, 19), (46, 76))
     fit = Fit(recordings, [1, 0], 4)

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from tpu_core import modes
 from tpu_core.metrics import METRICS
+from tpu_core.padding import shapes
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,28 @@ def ranked(device: str, step: int) -> list[torch.Tensor]:
     x = torch.randn(3, n, generator=generator(step)).to(device)
     values, indices = x.topk(n - n // 8, 1)
     return [values.cumsum(1), x.gather(1, indices.sort(1).values).cumsum(1)]
+
+
+def heads_of_rows(device: str, step: int) -> list[torch.Tensor]:
+    """Rows, which come first, as a batch of sequences, and their columns as heads."""
+    batch, length = SIZES[step]
+    heads = (2, 7, 5, 3, 4, 6, 9)[step]
+    x = torch.randn(batch * length, heads * 8, generator=generator(step)).to(device)
+    x.requires_grad_()
+    y = F.gelu(x.view(batch, length, -1)).cumsum(1)
+    z = y.view(batch, length, heads, 8).transpose(1, 2).softmax(-2)
+    z.square().sum().backward()
+    assert x.grad is not None
+    return [y.detach(), z.detach(), x.grad]
+
+
+def test_rows_are_moved_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libtpu takes minutes for a program that fetches each element by its index."""
+    called: list[object] = []
+    by_index = shapes._reshape_by_index
+    monkeypatch.setattr(shapes, "_reshape_by_index", lambda *a: called.append(a) or by_index(*a))
+    test_programs(heads_of_rows, 3)
+    assert not called
 
 
 @pytest.mark.parametrize("work, most", [(next_tokens, 3), (mixture, 3), (ranked, 3)])

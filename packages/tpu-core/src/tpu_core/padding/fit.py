@@ -93,6 +93,8 @@ class Fit:
                         if symbol >= len(first) and not self._is_in_product(symbol):
                             return columns.index(factor)
                         size = None
+                if size is None and self._divides_symbol(seen, len(first)):
+                    return position
             elif tensors is not None and size is None:
                 size = self._rest(seen)
                 if size is None:
@@ -123,6 +125,27 @@ class Fit:
                     if scale > 0 and all(n == scale * p for n, p in zip(seen, products)):
                         return column
         return None
+
+    def _divides_symbol(self, seen: Sequence[int], first: int) -> bool:
+        """Return whether a symbol is a multiple of these values, or the product of them and another
+        symbol, as the rows that a view makes a batch of sequences, or the columns that it makes
+        heads: it follows from them then, and they not from it.
+
+        Args:
+            seen: Values that are no `Size` of the symbols.
+            first: Number of the symbols that stay.
+        """
+        columns = list(zip(*self.values))
+        for i, whole in enumerate(columns[first:], first):
+            for other in ((1,) * len(seen), *columns[:i], *columns[i + 1 :]):
+                products = [n * k for n, k in zip(seen, other)]
+                scale = whole[0] // products[0] if products[0] else 0
+                # Two values are those of a multiple of a product by chance now and then.
+                if scale < 1 or scale > 1 and max(other) > 1 and self._recordings < 3:
+                    continue
+                if all(n == scale * product for n, product in zip(whole, products)):
+                    return True
+        return False
 
     def _is_in_product(self, symbol: int) -> bool:
         return any(len(s.symbols) > 1 and symbol in s.symbols for s in self._known.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -57,9 +58,29 @@ def reshape(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded
     sizes = context.sizes([e.params["new_sizes"] for e in eqns])
     dims = _regroup([s for d in x.dims for s in d], sizes)
     if dims is None:
-        return [_reshape_by_index(context, x, sizes)]
+        parts = _divided(x.dims, sizes)
+        dims = _regroup([s for d in parts for s in d], sizes)
+        if dims is None:
+            return [_reshape_by_index(context, x, sizes)]
+        x = context.space.relayout(x, parts)
     shape = tuple(context.space.length(d) for d in dims)
     return [Padded(x.array.reshape(shape), dims)]
+
+
+def _divided(dims: tuple[Dim, ...], sizes: tuple[Size, ...]) -> tuple[Dim, ...]:
+    """The dims with a product of sizes, as rows of a batch of sequences, divided as new dims are:
+    whole rows are moved then, not single elements.
+    """
+    found, start = list(dims), 0
+    for axis, dim in enumerate(dims):
+        product = dim[0]
+        if len(dim) > 1 or product.is_static or product.offset:
+            continue
+        spans = itertools.combinations(range(start, len(sizes) + 1), 2)
+        parts = ((end, sizes[begin:end]) for begin, end in spans)
+        end, part = next(((e, p) for e, p in parts if merge(p) == product), (start, dim))
+        found[axis], start = part, end
+    return tuple(found)
 
 
 def _regroup(factors: list[Size], sizes: tuple[Size, ...]) -> tuple[Dim, ...] | None:
