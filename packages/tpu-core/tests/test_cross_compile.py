@@ -12,7 +12,7 @@ from tpu_core import config, modes
 from tpu_core.compiler.context import BuildContext
 from tpu_core.compiler.cross_compile import CrossCompiler, compiling, topology_compiler
 from tpu_core.compiler.segment import Segment
-from tpu_core.errors import ConfigurationError
+from tpu_core.errors import ConfigurationError, NotPaddableError
 from tpu_core.lowering.implementations import Target
 from tpu_core.pjrt.chips import AbstractChip
 from tpu_core.pjrt.client import version_of
@@ -108,6 +108,16 @@ def test_what_fails_is_kept_and_the_program_goes_on(cross: CrossCompiler, stored
         step(25)
     cross.wait()
     assert set(cross.failed) == {error} and not stored
+
+
+def test_programs_that_no_platform_pads_are_no_failures(cross: CrossCompiler, stored: Any) -> None:
+    def lower() -> bytes:
+        raise NotPaddableError("its ops depend on a size")
+
+    cross.note("key", {"segment": "padded"})
+    cross.add("key", lower, {})
+    cross.wait()
+    assert not cross.failed and not stored
 
 
 def test_no_package_that_compiles_for_topologies(monkeypatch: Any) -> None:

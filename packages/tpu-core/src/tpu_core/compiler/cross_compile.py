@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from tpu_core.cache.fingerprint import fingerprint
-from tpu_core.errors import ConfigurationError
+from tpu_core.errors import ConfigurationError, NotPaddableError
 from tpu_core.lowering.implementations import Target
 from tpu_core.pjrt.chips import AbstractChip
 from tpu_core.pjrt.client import version_of
@@ -108,6 +108,8 @@ class CrossCompiler:
         try:
             with Target("tpu", kind=chip).applied(), AbstractChip(chip).tracing():
                 module = lower()
+        except NotPaddableError:  # nor is it on the platform at hand, which takes another program
+            return
         except Exception as error:
             self.failed.append(error)
             return
