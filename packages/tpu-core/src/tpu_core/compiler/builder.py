@@ -58,8 +58,12 @@ class ProgramBuilder:
                     self._made[factory] = factory(self.context)
         return self._made[factory]
 
-    def _providers(self, factories: Sequence[ProviderFactory] | None) -> list[ProgramProvider]:
-        return [*self._first, *map(self.provider, factories or ()), *self._last]
+    def _providers(
+        self, factories: Sequence[ProviderFactory] | None, is_piece: bool = False
+    ) -> list[ProgramProvider]:
+        policies = map(self.provider, factories or ())
+        asked = (p for p in policies if p.serves_pieces or not is_piece)
+        return [*self._first, *asked, *self._last]
 
     def build(
         self,
@@ -86,14 +90,15 @@ class ProgramBuilder:
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
         segment = Segment.from_export(exported)
-        providers = self._providers(factories)
+        is_piece = exported.get("is_piece", False)
+        providers = self._providers(factories, is_piece)
         request = ProgramRequest(
             segment,
             exported,
             arrays,
             missing,
             may_be_divided,
-            is_piece=exported.get("is_piece", False),
+            is_piece=is_piece,
             providers=providers,
         )
         for provider in providers:

@@ -61,6 +61,8 @@ class ProgramProvider:
     nothing here.
 
     Attributes:
+        serves_pieces: Whether it is asked for the programs of single ops, too, where a segment runs
+            op by op.
         is_verified: Whether runs of its programs are judged as ``TPU_VERIFY`` says.
 
     Example:
@@ -71,6 +73,7 @@ class ProgramProvider:
     """
 
     is_verified = True
+    serves_pieces = False
 
     def provide(self, request: ProgramRequest) -> Program | list[Part] | None:
         """A program, or the parts that the segment runs in: none of them for op by op.

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpu_core.modes import Mode
 
 # at::Float32MatmulPrecision, which is part of the signature of every product.
 _CODES = {"highest": 0, "high": 1, "medium": 2}
 
 
-def set_eager_mode(mode: str) -> AbstractContextManager[None]:
-    """Context manager: run a block in mode ``"debug"``, ``"strict"`` or ``"fused"``.
+def set_eager_mode(mode: str | Mode) -> AbstractContextManager[None]:
+    """Context manager: run a block in mode ``"debug"``, ``"strict"`` or ``"fused"``, or in a
+    `tpu_core.extend.Mode`.
 
     Assign ``torch.tpu.eager_mode = "strict"`` to change the whole process.
     """

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from tpu_core.lowering.registry import Lowering as Lowering
     from tpu_core.lowering.registry import register as register
     from tpu_core.modes import Mode as Mode
-    from tpu_core.modes import using as using_mode
     from tpu_core.padding.dynamic_counts import run_with_dynamic_counts as run_with_dynamic_counts
     from tpu_core.padding.programs import PaddedPrograms as PaddedPrograms
     from tpu_core.padding.segment_signature import is_tracing as is_tracing
@@ -122,7 +121,6 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Modes": {
         "Mode": "modes",
-        "using_mode": "modes:using",
         "ProgramProvider": "compiler.providers",
         "ProgramRequest": "compiler.providers",
         "BuildContext": "compiler.context",

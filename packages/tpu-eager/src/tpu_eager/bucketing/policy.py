@@ -21,6 +21,8 @@ class Bucketed(ProgramProvider):
         limit: Counts the programs of each line.
     """
 
+    serves_pieces = True
+
     def __init__(self, context: BuildContext) -> None:
         self._context = context
         self.limit = RecompileLimit()

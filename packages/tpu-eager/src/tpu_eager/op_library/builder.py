@@ -22,7 +22,6 @@ from tpu_core.extend import (
     ProgramRequest,
     Segment,
     package_digest,
-    using_mode,
 )
 from tpu_eager.op_library.samples import SIZES, samples
 
@@ -168,7 +167,8 @@ def fill(dtypes: Sequence[torch.dtype], progress: Progress) -> None:
         return made[-1]
 
     mode = Mode("op library", max_ops=None, cut_after_optimizer_step=True, providers=(library,))
-    with using_mode(mode), override(tiers="compiled", compile="blocking", verify="off"):
+    in_mode = torch.tpu.set_eager_mode(mode)  # type: ignore[attr-defined]
+    with in_mode, override(tiers="compiled", compile="blocking", verify="off"):
         for dtype in dtypes or (torch.float32, torch.bfloat16):
             for name, sample in samples():
                 progress(f"{name}, {str(dtype).removeprefix('torch.')}", 0, 0)
