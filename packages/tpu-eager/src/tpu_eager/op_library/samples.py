@@ -57,11 +57,11 @@ def _step(model: nn.Module, loss: torch.Tensor) -> None:
 
 
 def _inputs(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape).to(dtype).to(DEVICE).requires_grad_()
+    return torch.randn(*shape, device="cpu").to(dtype).to(DEVICE).requires_grad_()
 
 
 def _targets(count: int, *shape: int) -> torch.Tensor:
-    return torch.randint(count, shape).to(DEVICE)
+    return torch.randint(count, shape, device="cpu").to(DEVICE)
 
 
 def _perceptron(activation: type[nn.Module]) -> Sample:
@@ -78,7 +78,7 @@ def _regression(n: Sizes, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(n.width, n.hidden, bias=False), nn.Dropout(0.1))
     model = model.to(dtype).to(DEVICE)
     x = _inputs(n.batch, n.length, n.width, dtype=dtype)
-    target = torch.randn(n.batch, n.length, n.hidden).to(dtype).to(DEVICE)
+    target = torch.randn(n.batch, n.length, n.hidden, device="cpu").to(dtype).to(DEVICE)
     _step(model, F.mse_loss(model(x), target))
 
 
@@ -132,15 +132,15 @@ def _convolutions(n: Sizes, dtype: torch.dtype) -> None:
         nn.Linear(n.channels, n.classes),
     )
     model = model.to(dtype).to(DEVICE)
-    x = torch.randn(n.batch, 3, n.image, n.image).to(dtype).to(DEVICE)
+    x = torch.randn(n.batch, 3, n.image, n.image, device="cpu").to(dtype).to(DEVICE)
     _step(model, F.cross_entropy(model(x), _targets(n.classes, n.batch)))
 
 
 def _inference(n: Sizes, dtype: torch.dtype) -> None:
     """Ops on the scores of a model, as generation and evaluation have them."""
     with torch.no_grad():
-        x = torch.randn(n.batch, n.classes).to(dtype).to(DEVICE)
-        y = torch.randn(n.batch, n.classes).to(dtype).to(DEVICE)
+        x = torch.randn(n.batch, n.classes, device="cpu").to(dtype).to(DEVICE)
+        y = torch.randn(n.batch, n.classes, device="cpu").to(dtype).to(DEVICE)
         for op in (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.eq, torch.gt):
             op(x, y)
         functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
