@@ -95,4 +95,4 @@ def test_each_sample_runs_on_the_device() -> None:
     with torch.random.fork_rng():
         for _, sample in samples():
             sample(SIZES[0], torch.float32)
-    torch.tpu.synchronize()  # type: ignore[attr-defined]
+    torch.get_device_module("tpu").synchronize()

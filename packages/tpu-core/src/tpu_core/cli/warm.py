@@ -286,7 +286,7 @@ def _finish() -> None:
     from tpu_core.errors import TpuError
 
     try:
-        torch.tpu.synchronize()  # type: ignore[attr-defined]
+        torch.get_device_module("tpu").synchronize()
     except TpuError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
 

@@ -162,9 +162,13 @@ class Segment:
 
     def constants_of(self, node: int) -> list[float | int | None]:
         """Those of one node's numbers, as `constants`."""
-        begin = self.nodes[node].numbers
-        end = self.nodes[node + 1].numbers if node + 1 < len(self.nodes) else len(self.numbers)
-        return self.constants()[begin:end]
+        return [n.value if n.compiled_in else None for n in self.numbers_of(node)]
+
+    def numbers_of(self, node: int) -> list[RuntimeScalar]:
+        """The numbers of one node."""
+        is_last = node + 1 == len(self.nodes)
+        end = len(self.numbers) if is_last else self.nodes[node + 1].numbers
+        return self.numbers[self.nodes[node].numbers : end]
 
     def piece(self, node: int, key: str) -> Segment:
         """One node as a segment of its own, whose results are all read later.
@@ -180,13 +184,12 @@ class Segment:
                 places.setdefault(slot, len(places))
         outputs = [None if slot is None else places[slot] for slot in n.outputs]
         operands = [places[slot] for slot in n.operands]
-        end = self.nodes[node + 1].numbers if node + 1 < len(self.nodes) else len(self.numbers)
         return replace(
             self,
             key=key,
             nodes=[replace(n, operands=operands, outputs=outputs, numbers=0)],
             slots=[replace(self.slots[i], is_input=i in n.operands) for i in places],
-            numbers=[replace(x, compiled_in=False) for x in self.numbers[n.numbers : end]],
+            numbers=[replace(x, compiled_in=False) for x in self.numbers_of(node)],
             live=[slot for slot in outputs if slot is not None],
             donated=[],
         )

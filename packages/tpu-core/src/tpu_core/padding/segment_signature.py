@@ -142,13 +142,10 @@ def _trace(segment: Segment, known: Known | None) -> list[Signature]:
 
 def lifted_numbers(segment: Segment, index: int) -> Lifted:
     """The numbers of a node, without the values of those that are run-time inputs."""
-    begin = segment.nodes[index].numbers
-    later = segment.nodes[index + 1 :]
-    end = later[0].numbers if later else len(segment.numbers)
     # As text: 0.0 and -0.0 are equal.
     return tuple(
         (n.pack, repr(n.value), n.value) if n.compiled_in else (n.pack, None, None)
-        for n in segment.numbers[begin:end]
+        for n in segment.numbers_of(index)
     )
 
 

@@ -23,7 +23,7 @@ from tpu_core.extend import (
     Segment,
     package_digest,
 )
-from tpu_eager.op_library.samples import SIZES, samples
+from tpu_eager.op_library.samples import DEVICE, SIZES, samples
 
 logger = logging.getLogger("tpu_core")
 
@@ -167,12 +167,13 @@ def fill(dtypes: Sequence[torch.dtype], progress: Progress) -> None:
         return made[-1]
 
     mode = Mode("op library", max_ops=None, cut_after_optimizer_step=True, providers=(library,))
-    in_mode = torch.tpu.set_eager_mode(mode)  # type: ignore[attr-defined]
-    with in_mode, override(tiers="compiled", compile="blocking", verify="off"):
+    device = torch.get_device_module(DEVICE)
+    settings = override(tiers="compiled", compile="blocking", verify="off")
+    with device.set_eager_mode(mode), settings:
         for dtype in dtypes or (torch.float32, torch.bfloat16):
             for name, sample in samples():
                 progress(f"{name}, {str(dtype).removeprefix('torch.')}", 0, 0)
                 for sizes in SIZES:
                     sample(sizes, dtype)
-        torch.tpu.synchronize()  # type: ignore[attr-defined]
+        device.synchronize()
         made[0].compile(progress)
