@@ -22,6 +22,8 @@ def run(*arguments: str | Path, text: str | None = None) -> str:
     own = ("TPU_TIERS", "TPU_RECOMPILE_LIMIT")
     env = {name: value for name, value in os.environ.items() if name not in own}
     env["KINETO_LOG_LEVEL"] = "99"  # PyTorch 2.13 logs each profile to stderr
+    # Shares of time are those of the machine and of the load on it.
+    env["PYTHONWARNINGS"] = "ignore:[TPU1017]"
     result = subprocess.run(
         [sys.executable, *arguments],
         input=text,

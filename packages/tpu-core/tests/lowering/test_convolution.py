@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from lowering.harness import CompareLowerings, check_opinfo
 from tpu_core.dtypes import to_numpy_dtype
-from tpu_core.lowering import convolution  # noqa: F401
+from tpu_core.lowering import convolution
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
 from tpu_core.lowering.registry import REGISTRY
 
@@ -140,3 +140,30 @@ def test_overrideable_twins(transposed: bool) -> None:
         got = fn(to_jax(grad), to_jax(x), to_jax(w), *args, mask)
     for g, e in zip(got, expected):
         torch.testing.assert_close(to_torch(g), e, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel", "stride", "dilation"),
+    [
+        ((2, 3, 9, 8), 4, (3, 2), (2, 1), (1, 2)),
+        ((2, 1, 12), 5, (5,), (1,), (1,)),
+        ((1, 7, 4, 5, 6), 2, (3, 1, 2), (1, 2, 1), (1, 1, 1)),
+    ],
+)
+def test_weight_gradient_of_few_channels_for_tpus(shape, features, kernel, stride, dilation):
+    """A TPU's form of it, here run on the CPU."""
+    torch.manual_seed(0)
+    rank = len(kernel)
+    x, w = torch.randn(shape), torch.randn(features, shape[1], *kernel, requires_grad=True)
+    padding = tuple(k // 2 for k in kernel)
+    y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, [0] * rank, 1)
+    grad = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, w, grad)
+    geometry = (kernel, stride, padding, dilation)
+    got = convolution._weight_gradient_of_few_channels(to_jax(x), to_jax(grad), *geometry)
+    torch.testing.assert_close(to_torch(got), expected, rtol=1e-5, atol=1e-4)
+
+    gradient = jax.jit(lambda x, grad: convolution._weight_gradient(x, grad, *geometry, 1))
+    lowered = gradient.trace(to_jax(x), to_jax(grad)).lower(lowering_platforms=("tpu",))
+    kernel_shape = "x".join(map(str, (features, 8, *kernel)))
+    assert f"tensor<{kernel_shape}xf32>" in lowered.as_text()
