@@ -73,6 +73,25 @@ def test_attention_recurrent_layers_and_writes_pass() -> None:
     assert judged(work) >= 4
 
 
+def test_gradients_that_are_zero_but_for_rounding_pass() -> None:
+    """Those of a bias before a norm, and their squares in the optimizer."""
+    torch.manual_seed(7)
+
+    def work() -> None:
+        conv, head = nn.Conv2d(3, 8, 1).to("tpu"), nn.Linear(8, 5).to("tpu")
+        optimizer = torch.optim.AdamW([*conv.parameters(), *head.parameters()], betas=(0.5, 0.99))
+        for step in range(12):
+            x = torch.randn(3 + step % 2, 3, 11, 11).to("tpu")
+            y = F.instance_norm(conv(x))
+            y = y + 0.5 * y.roll(2, -1)
+            optimizer.zero_grad()
+            F.mse_loss(head(y.mean((2, 3))), torch.ones(len(x), 5).to("tpu")).backward()
+            optimizer.step()
+
+    with override(verify="sample:1"):
+        assert judged(work) >= 12
+
+
 def test_a_wrong_program_raises_with_op_line_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.linspace(0, 1, 7).to("tpu")
     entry = REGISTRY.get("aten.sin.default")

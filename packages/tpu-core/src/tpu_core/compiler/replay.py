@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -27,11 +27,13 @@ from tpu_core.recorder.plan import NodePlan
 logger = logging.getLogger("tpu_core")
 
 Value = torch.Tensor
+# The result of an op that is called again, with its first operand changed by a function.
+Again = Callable[[Callable[[Value], Value]], Value]
 # Called with the name of an op and each of its results; gives what the ops after it read.
-Change = Callable[[str, Value], Value]
+Change = Callable[[str, Value, Again], Value]
 
 
-def _unchanged(op: str, value: Value) -> Value:
+def _unchanged(op: str, value: Value, again: Again) -> Value:
     return value
 
 
@@ -81,13 +83,26 @@ def all_values(
     values: dict[int, Value] = dict(zip(segment.inputs(), inputs, strict=True))
     with _plain_calls():
         for node in segment.nodes:
-            results = _results(segment, node, values, numbers[node.numbers :], lowers, change)
-            for slot, value in zip(node.outputs, results):
+            operands = [values[i] for i in node.operands]
+            call = partial(_results, segment, node, numbers[node.numbers :], lowers)
+            for i, (slot, value) in enumerate(zip(node.outputs, call(operands, change))):
                 if slot is not None and value is not None:
                     expected = segment.slots[slot]
                     value = value.reshape(expected.shape).to(TO_TORCH[expected.dtype])
-                    values[slot] = change(node.name, value)
+                    again = partial(_again, call, operands, i)
+                    values[slot] = change(node.name, value, again)
     return values
+
+
+def _again(
+    call: Callable[[Sequence[Value]], Sequence[Value | None]],
+    operands: Sequence[Value],
+    result: int,
+    alter: Callable[[Value], Value],
+) -> Value:
+    value = call([alter(operands[0]), *operands[1:]])[result]
+    assert value is not None
+    return value
 
 
 @contextmanager
@@ -105,15 +120,14 @@ def _plain_calls() -> Iterator[None]:
 def _results(
     segment: Segment,
     node: Node,
-    values: dict[int, Value],
     numbers: Sequence[float | int],
     lowers: bool,
-    change: Change,
+    operands: Sequence[Value],
+    change: Change = _unchanged,
 ) -> list[Value | None]:
     if node.plan is None:  # uninitialised memory
         slot = segment.slots[node.outputs[0] or 0]
         return [torch.zeros(slot.shape, dtype=TO_TORCH[slot.dtype], device="cpu")]
-    operands = [values[i] for i in node.operands]
     op = _cpu_op(node.plan.compute.op)
     if op is not None and _is_plain(node.plan):
         try:
@@ -201,8 +215,20 @@ def _written(
 def _by_lowering(
     plan: NodePlan, operands: Sequence[Value], numbers: Sequence[float | int], change: Change
 ) -> list[Value | None]:
-    def inside(op: str, value: Any) -> Any:
-        return value if isinstance(value, jax.core.Tracer) else to_jax(change(op, to_torch(value)))
+    def inside(op: str, results: Any, again: Callable[[Callable[[Any], Any]], Any]) -> Any:
+        leaves, tree = jax.tree.flatten(results)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return results
+
+        def result_again(i: int, alter: Callable[[Value], Value]) -> Value:
+            altered = again(lambda operand: to_jax(alter(to_torch(operand))))
+            return to_torch(jax.tree.leaves(altered)[i])
+
+        changed = [
+            to_jax(change(op, to_torch(leaf), partial(result_again, i)))
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(tree, changed)
 
     changing = changing_results(None if change is _unchanged else inside)
     with changing, jax_settings.lowering(), KernelCompilationError.raising():

@@ -6,7 +6,6 @@ local: what a compiled graph or a JAX function computes.
 
 from __future__ import annotations
 
-import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,7 +156,10 @@ def _graph_of_name(
 
 
 # Called with the name of an op inside a graph and each of its results; gives what is read of it.
-Change = Callable[[str, jax.Array], jax.Array]
+# Called with the name of an op, its results, and a function that calls it again with the first
+# argument changed as it is told to.
+Again = Callable[[Callable[[Any], Any]], Any]
+Change = Callable[[str, Any, Again], Any]
 _change: ContextVar[Change | None] = ContextVar("tpu_graph_results", default=None)
 
 
@@ -166,7 +168,7 @@ def changing_results(change: Change | None) -> Iterator[None]:
     """Change the results of the ops inside graphs that are evaluated in the block.
 
     Example:
-        >>> with changing_results(lambda op, value: value + 1e-6):
+        >>> with changing_results(lambda op, results, again: jax.tree.map(jnp.ceil, results)):
         ...     plan.lower(values, numbers)
     """
     token = _change.set(change)
@@ -331,7 +333,12 @@ class GraphEvaluator(ABC):
         contiguous = _contiguous(node, size) if entry.wants_contiguous else None
         result = call_lowering(entry, args, kwargs, out, key, contiguous)
         if (change := _change.get()) is not None:
-            result = jax.tree.map(functools.partial(change, entry.op), result)
+
+            def again(alter: Callable[[Any], Any]) -> Any:
+                altered = (alter(args[0]), *args[1:])
+                return call_lowering(entry, altered, kwargs, out, key, contiguous)
+
+            result = change(entry.op, result, again)
         return result if several else result[0]
 
     @abstractmethod

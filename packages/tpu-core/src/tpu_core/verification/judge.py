@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpu_core.compiler.replay import replay
+from tpu_core.compiler.replay import Again, replay
 from tpu_core.compiler.segment import Segment
 
 # Units in the last place that a result is off by, at most: as many as the rounding of a mean over
@@ -33,8 +33,15 @@ _EXACT = frozenset(
     "eye fill fill_ flip full gather ge gt index index_put index_select isfinite isnan le lt max "
     "max_pool2d_with_indices maximum min minimum ne neg one_hot ones relu roll scatter sign "
     "slice_scatter sort stack threshold_backward topk tril triu where zero_ zeros _to_copy "
-    "scalar_tensor select_scatter as_strided_scatter masked_fill masked_fill_ expand repeat "
+    "scalar_tensor select_scatter as_strided_scatter masked_fill masked_fill_ repeat "
     "_foreach_zero_ _foreach_neg zeros_like ones_like full_like".split()
+)
+
+# Gradients that are differences of larger terms, linear in their first operand: they are rounded as
+# the terms are. Whatever comes in, the gradient before a norm adds up to zero but for this.
+_DIFFERENCES = frozenset(
+    "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward "
+    "cudnn_batch_norm_backward _softmax_backward_data _log_softmax_backward_data".split()
 )
 
 
@@ -81,12 +88,19 @@ def difference(
     is_narrow = any(s.dtype.kind in "fcV" and s.dtype.itemsize < 4 for s in segment.slots)
     most = _OFF_NARROW if is_narrow else _OFF
 
-    def off(op: str, value: torch.Tensor) -> torch.Tensor:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        """A number between -1 and 1 for each element."""
+        return torch.rand(x.shape, generator=generator, device="cpu") * 2 - 1
+
+    def off(op: str, value: torch.Tensor, again: Again | None = None) -> torch.Tensor:
         if _base(op) in _EXACT or not value.is_floating_point():
             return value
-        noise = torch.rand(value.shape, generator=generator, device="cpu") * 2 - 1
+        terms = value.double()
+        if again is not None and _base(op) in _DIFFERENCES and value.numel():
+            # With a gradient that follows no pattern, the terms do not cancel.
+            terms = again(lambda grad: (grad * between(grad)).to(grad.dtype)).double().abs().amax()
         unit = torch.finfo(value.dtype).eps
-        return (value.double() * (1 + most * unit * noise)).to(value.dtype)
+        return (value.double() + terms * most * unit * between(value)).to(value.dtype)
 
     # The inputs too: an op may take the difference of what it was given.
     others = [
