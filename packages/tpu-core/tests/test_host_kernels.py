@@ -381,3 +381,28 @@ def test_gradients_of_rms_norm(dims: int, dtype: torch.dtype) -> None:
     assert made["executions"] == made["compiles"] == 0
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_gradients_that_are_composites_elsewhere(name: str) -> None:
+    """One op, which has no derivative; the activation itself has them all."""
+
+    def gradients(device: str) -> tuple[list[torch.Tensor], str]:
+        x = torch.linspace(-3, 3, 7).to(device).requires_grad_()
+        y = getattr(F, name)(x).sum()
+        (once,) = torch.autograd.grad(y, x, create_graph=True)
+        (twice,) = torch.autograd.grad(once.sum(), x)
+        backward = getattr(torch.ops.aten, f"{name}_backward")(x.detach() * 2, x)
+        with pytest.raises(RuntimeError) as refused:
+            backward.sum().backward()
+        return [once.detach().cpu(), twice.cpu(), backward.detach().cpu()], str(refused.value)
+
+    (found, message), (expected, text) = both(gradients)
+    assert_close(found, expected)
+    assert message == text
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    y = getattr(F, name)(x)
+    before = METRICS.snapshot()
+    y.backward(torch.ones_like(x))
+    assert METRICS.delta(before)["host_ops"] <= 3  # of the ones too

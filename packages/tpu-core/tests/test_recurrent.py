@@ -285,3 +285,27 @@ def test_size_of_a_program_does_not_follow_the_length() -> None:
             torch.tpu.synchronize()
         counts.append(METRICS.delta(before)["ops"])
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("hidden", [5, 600])  # loops of the extension, and ops for larger states
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_and_large_states(kind: str, hidden: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(3, hidden, num_layers=2, bidirectional=True, bias=bias)
+    twin = copy.deepcopy(layer).to("tpu")
+    x = torch.randn(4, 8, 3, requires_grad=True)
+    first = torch.randn(4, 8, 2 * hidden)[..., ::2].requires_grad_()  # not contiguous
+    states = (first, first * 0.5) if kind == "LSTM" else first
+    y, last = layer(x, states)
+    leaves = [x, first, *layer.parameters()]
+    loss = y.square().sum() + sum(t.sin().sum() for t in last)
+    expected = torch.autograd.grad(loss, leaves)
+
+    z, start = x.detach().to("tpu").requires_grad_(), first.detach().to("tpu").requires_grad_()
+    got, ends = twin(z, (start, start * 0.5) if kind == "LSTM" else start)
+    loss = got.square().sum() + sum(t.sin().sum() for t in ends)
+    grads = torch.autograd.grad(loss, [z, start, *twin.parameters()])
+    torch.testing.assert_close(got.cpu(), y, rtol=1e-5, atol=1e-6)
+    for a, b in zip(grads, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)

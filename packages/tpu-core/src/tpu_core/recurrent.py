@@ -217,7 +217,7 @@ def _layers(
     if not usual or (transforms and not has_tangents):
         return None
     differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *states, *params))
-    run_layer = _Layer.apply if differentiates else torch.ops.tpu.rnn_layer
+    run_layer = _Layer.apply if differentiates else torch.ops.tpu.rnn_layer.default
     if has_tangents:
         run_layer = _layer_by_steps
     last: list[list[Tensor]] = [[] for _ in states]
@@ -228,13 +228,13 @@ def _layers(
             weight, hidden_weight, *biases = params[i * count : (i + 1) * count]
             gates = F.linear(x, weight, *biases[:1])
             # Autocast chose the dtype of the gates; the rest follows.
-            h, *c = (s[i].to(gates.dtype) for s in states)
+            h, *c = (_cast(s[i], gates.dtype) for s in states)
             ys, cells, _ = run_layer(
                 steps.padded(gates, reverse),
                 h,
                 c[0] if c else None,
-                hidden_weight.to(gates.dtype),
-                biases[1].to(gates.dtype) if biases else None,
+                _cast(hidden_weight, gates.dtype),
+                _cast(biases[1], gates.dtype) if biases else None,
                 kind,
                 steps.runs_reversed(reverse),
             )
@@ -245,6 +245,10 @@ def _layers(
         if dropout and train and layer < num_layers - 1:
             x = F.dropout(x, dropout, training=True)
     return [x, *(torch.stack(kept) for kept in last)]
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def _has_tangents(tensors: Sequence[Tensor], transforms: bool) -> bool:
@@ -273,20 +277,21 @@ def _usual(
     """
     if len(states) != (2 if kind == "lstm" else 1) or len(params) != layers * directions * count:
         return False
-    if any(t.device != x.device or t.dtype != params[0].dtype for t in params):
+    device, dtype = x.device, params[0].dtype
+    if any(t.device != device or t.dtype is not dtype for t in params):
         return False
-    if any(t.device != x.device or t.dtype != x.dtype for t in states):
+    if any(t.device != device or t.dtype is not x.dtype for t in states):
         return False
     hidden, features = params[1].size(-1), x.size(-1)
     gates = _GATES[kind] * hidden
     for layer in range(layers):
         shapes = [(gates, features), (gates, hidden), (gates,), (gates,)][:count] * directions
         start = layer * len(shapes)
-        if [tuple(p.shape) for p in params[start : start + len(shapes)]] != shapes:
+        if [p.shape for p in params[start : start + len(shapes)]] != shapes:
             return False
         features = directions * hidden
     state = layers * directions, batch, hidden
-    return all(tuple(s.shape) == state for s in states)
+    return all(s.shape == state for s in states)
 
 
 _OPS: dict[str, str] = {"lstm": "lstm", "gru": "gru", "tanh": "rnn_tanh", "relu": "rnn_relu"}

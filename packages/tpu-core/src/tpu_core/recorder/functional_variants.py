@@ -152,7 +152,7 @@ def recorded_overloads() -> list[str]:
     """Qualified names (``"aten::add.Tensor"``) of every overload that a lowering serves.
 
     Overloads with a CompositeImplicitAutograd kernel are left out unless they have a derivative
-    formula: a kernel for the device would take their gradient away.
+    formula, or none on the CPU either: a kernel for the device would take their gradient away.
     """
     names = ["tpu::arange_"]
     packets: dict[str, Any] = {}
@@ -193,6 +193,9 @@ _NATIVE = frozenset(
 
 # Composites with a derivative formula, which an override for the device keeps.
 _DIFFERENTIABLE = frozenset({"aten::_fused_rms_norm"})
+# Composites for which the CPU has a kernel and no derivative: one op where the composite is seven.
+# PyTorch calls them where no graph is being built.
+_WITHOUT_DERIVATIVE = frozenset({"aten::silu_backward", "aten::mish_backward"})
 
 
 def has_own_kernel(op: torch._ops.OpOverload) -> bool:
@@ -211,9 +214,8 @@ def _is_ours(op: torch._ops.OpOverload) -> bool:
         or any(str(a.type) == "Dict" for a in op._schema.arguments)
     ):
         return False
-    if name not in _DIFFERENTIABLE and torch._C._dispatch_has_kernel_for_dispatch_key(
-        name, "CompositeImplicitAutograd"
-    ):
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    if is_composite and name not in _DIFFERENTIABLE | _WITHOUT_DERIVATIVE:
         return False
     # Factories, views and aliases keep PyTorch's composite kernels: they allocate or reinterpret.
     if not any("Tensor" in str(a.type) for a in op._schema.arguments):
