@@ -187,3 +187,25 @@ def test_an_index_out_of_range_is_still_refused():
     with pytest.raises(IndexError):
         pieces(x, 3, 11).cpu()
     pieces(x, 3, 3).cpu()  # said once
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_words_of_any_number_of_checked_ops_are_combined_by_one_program():
+    step = spectra(6)
+    indices = torch.randint(9, (16, 5)).to("tpu")
+
+    def pieces(x: torch.Tensor, count: int) -> torch.Tensor:
+        total = x[indices[0].to(x.device)]
+        for n in range(1, count):
+            total = total * 0.5 + x[indices[n].to(x.device)]
+        return finish(total)
+
+    def run(count: int) -> None:
+        x = torch.rand(9, 3)
+        torch.testing.assert_close(pieces(x.to("tpu"), count).cpu(), pieces(x, count))
+
+    compiles(step, [0] * (2 * LIMIT))
+    compiles(run, [9, 10, 11, 12, 13])
+    before = METRICS.snapshot()
+    assert compiles(run, [14, 15, 16]) == 0
+    assert METRICS.delta(before)["host_parts"] >= 3

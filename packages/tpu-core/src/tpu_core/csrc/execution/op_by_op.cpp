@@ -40,7 +40,10 @@ Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
     node.refs = static_cast<uint32_t>(part.refs.size());
     node.numbers = static_cast<uint32_t>(part.numbers.size());
     part.hasher.add(n.signature->hash);
+    // A word that stands for several up to a power of two is given as often: one program serves any number.
+    const bool repeats = nodes.size() == 1 && n.signature->kind == Signature::Kind::Combine;
     for (uint32_t k = 0; k < n.operands; ++k) {
+      if (repeats) slots.erase(refs[k]);
       part.refs.push_back(slot_of(refs[k], true));
       part.hasher.add(part.refs.back());
     }
