@@ -5,7 +5,7 @@ calling thread, the best of some loops on each device in one process. Ops that o
 are left out. The table has the ops that are farthest from the CPU, and the geometric mean of all:
 an op far beyond it is a composite where the CPU has a kernel, or goes no direct way to a kernel.
 
-    taskset -c 0 python integration/benchmarks/small_ops.py --worst 20
+    taskset -c 0 python integration/benchmarks/single_ops.py --worst 20
 """
 
 from __future__ import annotations
