@@ -72,7 +72,7 @@ PACKAGES = ("tpu-core", "tpu-eager", "tpu-compile", "tpu-kernels", "tpu-distribu
 # Scripts; the rest is what they share.
 BENCHMARKS = (
     *("import_time", "recording_cost", "jax_op_cost", "overlap", "models", "collectives"),
-    *("scan_layers", "aot", "distributed", "programs"),
+    *("scan_layers", "aot", "distributed", "programs", "single_ops"),
 )
 # What `tpu_aot` runs.
 TPU_AOT = tuple(
