@@ -17,7 +17,7 @@ constexpr int64_t kMost = 4096;
 
 float* data(const Tensor& t) { return t.mutable_data_ptr<float>(); }
 // Null where there is no such tensor.
-const float* read(const Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
+const float* floats(const Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 Tensor contiguous(const Tensor& t) { return t.defined() ? t.contiguous() : t; }
 // Row `row` of rows of `width` numbers.
 template <typename T>
@@ -45,8 +45,8 @@ RecurrentResults small_lstm(
   const auto sigmoids = at::empty({batch, 3 * width}, options);
   const auto tanhs = at::empty({batch, width}, options);
   const auto first = cx.contiguous();
-  const auto* sum = read(sums);
-  const auto* before = read(first);
+  const auto* sum = floats(sums);
+  const auto* before = floats(first);
   auto *of_sigmoid = data(sigmoids), *of_tanh = data(tanhs);
   auto h = hx;
   for (int64_t n = 0; n < steps; ++n) {
@@ -95,7 +95,7 @@ RecurrentResults small_gru(
   auto products = at::empty({batch, 3 * width}, options);
   const auto sigmoids = at::empty({batch, 2 * width}, options);
   const auto tanhs = at::empty({batch, width}, options);
-  const auto *product = read(products), *before = read(first);
+  const auto *product = floats(products), *before = floats(first);
   auto *both = data(sigmoids), *of_new = data(tanhs);
   auto h = first;
   for (int64_t n = 0; n < steps; ++n) {
@@ -103,14 +103,14 @@ RecurrentResults small_gru(
     if (bias.defined()) at::addmm_out(products, bias, h, weight);
     else at::mm_out(products, h, weight);
     for (int64_t row = 0; row < batch; ++row) {
-      const auto* input = at_row(read(x), t * batch + row, 3 * width);
+      const auto* input = at_row(floats(x), t * batch + row, 3 * width);
       const auto* hidden = at_row(product, row, 3 * width);
       auto* to = at_row(both, row, 2 * width);
       for (int64_t i = 0; i < 2 * width; ++i) to[i] = input[i] + hidden[i];
     }
     sigmoids.sigmoid_();
     for (int64_t row = 0; row < batch; ++row) {
-      const auto* input = at_row(read(x), t * batch + row, 3 * width) + 2 * width;
+      const auto* input = at_row(floats(x), t * batch + row, 3 * width) + 2 * width;
       const auto* hidden = at_row(product, row, 3 * width) + 2 * width;
       const auto* r = at_row(both, row, 2 * width);
       auto* to = at_row(of_new, row, width);
@@ -149,17 +149,17 @@ RecurrentGradients small_lstm_backward(
   for (int64_t n = steps - 1; n >= 0; --n) {
     const auto t = reverse ? steps - 1 - n : n;
     const auto* before =
-        n == 0 ? read(first) : at_row(read(all), (reverse ? t + 1 : t - 1) * batch, width);
+        n == 0 ? floats(first) : at_row(floats(all), (reverse ? t + 1 : t - 1) * batch, width);
     for (int64_t row = 0; row < batch; ++row) {
       const auto place = t * batch + row;
-      const auto* parts = at_row(read(kept), place, 4 * width);
+      const auto* parts = at_row(floats(kept), place, 4 * width);
       const auto *i = parts, *f = parts + width, *g = parts + 2 * width, *o = parts + 3 * width;
-      const auto* tanh_c = at_row(read(activated), place, width);
-      const auto *of_y = at_row(read(of_ys), place, width),
-                 *of_c = at_row(read(of_cells), place, width);
+      const auto* tanh_c = at_row(floats(activated), place, width);
+      const auto *of_y = at_row(floats(of_ys), place, width),
+                 *of_c = at_row(floats(of_cells), place, width);
       auto* to = at_row(data(gates), place, 4 * width);
       auto* carried = at_row(data(grad_c), row, width);
-      const auto *from = at_row(read(grad_h), row, width), *old = at_row(before, row, width);
+      const auto *from = at_row(floats(grad_h), row, width), *old = at_row(before, row, width);
       for (int64_t k = 0; k < width; ++k) {
         const float grad = value(of_y, k) + from[k];
         const float c = value(of_c, k) + carried[k] + grad * o[k] * (1 - tanh_c[k] * tanh_c[k]);
@@ -187,11 +187,11 @@ RecurrentGradients small_gru_backward(
     const auto t = reverse ? steps - 1 - n : n;
     for (int64_t row = 0; row < batch; ++row) {
       const auto place = t * batch + row;
-      const auto* parts = at_row(read(kept), place, 5 * width);
+      const auto* parts = at_row(floats(kept), place, 5 * width);
       const auto *r = parts, *z = parts + width, *new_ = parts + 2 * width;
       const auto *old = parts + 3 * width, *product = parts + 4 * width;
-      const auto *of_y = at_row(read(of_ys), place, width),
-                 *from = at_row(read(grad_h), row, width);
+      const auto *of_y = at_row(floats(of_ys), place, width),
+                 *from = at_row(floats(grad_h), row, width);
       auto *gate = at_row(data(gates), place, 3 * width),
            *to = at_row(data(products), place, 3 * width);
       auto* kept_part = at_row(data(direct), row, width);
