@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import pytest
 import torch
@@ -160,7 +162,12 @@ def test_weight_gradient_of_few_channels_for_tpus(shape, features, kernel, strid
     grad = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, w, grad)
     geometry = (kernel, stride, padding, dilation)
-    got = convolution._weight_gradient_of_few_channels(to_jax(x), to_jax(grad), *geometry)
+    correlation = partial(
+        convolution._weight_gradient_by_correlation,
+        **dict(zip(("kernel_size", "stride", "padding", "dilation"), geometry)),
+        groups=1,
+    )
+    got = convolution._of_few_channels(to_jax(x), to_jax(grad), correlation)
     torch.testing.assert_close(to_torch(got), expected, rtol=1e-5, atol=1e-4)
 
     gradient = jax.jit(lambda x, grad: convolution._weight_gradient(x, grad, *geometry, 1))

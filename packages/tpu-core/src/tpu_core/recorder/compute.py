@@ -155,10 +155,9 @@ def _graph_of_name(
         torch.set_default_dtype(before)
 
 
-# Called with the name of an op inside a graph and each of its results; gives what is read of it.
-# Called with the name of an op, its results, and a function that calls it again with the first
-# argument changed as it is told to.
+# The results of an op that is called again, with its first argument changed by a function.
 Again = Callable[[Callable[[Any], Any]], Any]
+# Called with the name of an op inside a graph and its results; gives what is read of them.
 Change = Callable[[str, Any, Again], Any]
 _change: ContextVar[Change | None] = ContextVar("tpu_graph_results", default=None)
 
