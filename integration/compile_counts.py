@@ -11,6 +11,7 @@ from tpu_core.metrics import METRICS
 
 def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
     """Compiles while ``step`` runs with each of ``steps``; printed, for a test that fails."""
+    torch.tpu.synchronize()  # ops that another test left recorded belong to no step
     before = torch.tpu.metrics()["compiles"]
     for i in steps:
         step(i)
