@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from tpu_core.metrics import METRICS
-
 
 def compiles(step: Callable[[int], None], steps: Iterable[int]) -> int:
-    """Compiles while ``step`` runs with each of ``steps``; printed, for a test that fails."""
+    """Compiles while ``step`` runs with each of ``steps``; a report is printed if there are any."""
     torch.tpu.synchronize()  # ops that another test left recorded belong to no step
     before = torch.tpu.metrics()["compiles"]
     for i in steps:
         step(i)
     count = int(torch.tpu.metrics()["compiles"] - before)
-    compiled = [event for event in METRICS.compile_events() if event.source != "disk"]
-    for event in compiled[len(compiled) - count :]:
-        print(event)
+    if count:
+        print(torch.tpu.compile_report())
     return count
