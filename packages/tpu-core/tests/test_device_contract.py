@@ -46,12 +46,14 @@ def test_names_exist_on_the_module(row: Requirement) -> None:
     assert not missing
 
 
+OF_CPU = {
+    "check_profiler": "PyTorch's profiler holds CUPTI, which XLA's would need",
+    "check_pin_memory": "beside a CUDA device PyTorch pins memory for that one",
+}
+
+
 def _marks(check: str) -> list[pytest.MarkDecorator]:
-    return (
-        [pytest.mark.of_cpu(reason="PyTorch's profiler holds CUPTI, which XLA's would need")]
-        if check == "check_profiler"
-        else []
-    )
+    return [pytest.mark.of_cpu(reason=OF_CPU[check])] if check in OF_CPU else []
 
 
 @pytest.mark.parametrize(

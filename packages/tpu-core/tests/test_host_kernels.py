@@ -261,6 +261,7 @@ def test_a_chosen_implementation_is_that_of_programs() -> None:
     assert made["executions"] == 1
 
 
+@pytest.mark.of_cpu(reason="other platforms have no kernels of the host")
 def test_objects_of_the_start_are_collected_again() -> None:
     code = """
         import gc, torch

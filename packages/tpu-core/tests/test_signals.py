@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 from interpreter import clean, run
 
 INTERRUPT = """
@@ -19,6 +21,7 @@ INTERRUPT = """
 """
 
 
+@pytest.mark.of_cpu(reason="an accelerator has sorted before the signal comes")
 def test_an_interrupt_ends_the_wait_for_the_device() -> None:
     work = """
         keep = torch.ones(3, device="tpu")

@@ -115,6 +115,28 @@ def test_transposed_convolution(case: str) -> None:
     _check(getattr(F, f"conv_transpose{len(shape) - 2}d"), shape, weight, channels, options)
 
 
+@pytest.mark.parametrize("case", [*CASES, *(f"transposed, {case}" for case in TRANSPOSED)])
+def test_integers_on_gpus(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowering for GPUs, run on the CPU."""
+
+    forms = []
+
+    def on_gpu(*args, default, cuda=None, **_):
+        forms.append(cuda)
+        return (cuda or default)(*args)
+
+    monkeypatch.setattr(convolution.lax, "platform_dependent", on_gpu)
+    transposed = case not in CASES
+    shape, weight, options = TRANSPOSED[case.split(", ", 1)[1]] if transposed else CASES[case]
+    x, w = torch.randint(-(2**40), 2**40, shape), torch.randint(-9, 9, weight)
+    function = getattr(F, f"conv{'_transpose' * transposed}{len(shape) - 2}d")
+    mode = CompareLowerings(check_width=True)
+    with mode:
+        function(x, w, **options)
+    assert not mode.failures, mode.failures
+    assert any(forms) or not x.numel()
+
+
 def test_only_the_gradients_asked_for() -> None:
     x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3, requires_grad=True)
     mode = CompareLowerings()

@@ -82,7 +82,7 @@ def test_index_and_index_put(indices):
     values = torch.randn_like(X[tuple(slice(None) if i is None else i.long() for i in indices)])
     for accumulate in (False, True):
         # Duplicates only where they add up; a plain write of duplicates has no defined winner.
-        if accumulate or not any(i is I for i in indices):
+        if accumulate or not any(i is not None and torch.equal(i.long(), I) for i in indices):
             compare(aten.index_put.default, X, indices, values, accumulate)
         compare(aten._index_put_impl.default, X, indices, torch.tensor(3.0), accumulate)
         compare(aten._unsafe_index_put.default, X, indices, torch.tensor([3.0]), accumulate)

@@ -24,6 +24,7 @@ from jax import Array, lax
 
 from tpu_core.array_types import Num
 from tpu_core.dtypes import cast, op_math
+from tpu_core.lowering.integer_convolution import convolve_by_taps
 from tpu_core.lowering.matmul import contract, moved
 from tpu_core.lowering.precision import precision_of
 from tpu_core.lowering.registry import lowering
@@ -41,9 +42,17 @@ def _per_dim(values: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def _conv(x: Array, w: Array, **options: Any) -> Array:
-    return lax.conv_general_dilated(
-        x, w, precision=precision_of(x.dtype), preferred_element_type=op_math(x.dtype), **options
+    whole = functools.partial(
+        lax.conv_general_dilated,
+        precision=precision_of(x.dtype),
+        preferred_element_type=op_math(x.dtype),
+        **options,
     )
+    if jnp.issubdtype(x.dtype, jnp.integer) and x.size and w.size:
+        # cuDNN has no convolution of integers, and PyTorch no gradient of one.
+        by_taps = functools.partial(convolve_by_taps, **options)
+        return lax.platform_dependent(x, w, cuda=by_taps, default=whole)
+    return whole(x, w)
 
 
 def _forward(

@@ -98,6 +98,14 @@ def _conversions() -> tuple[Any, Any]:
     return x.to("tpu").bfloat16().tolist(), [2.0**26]
 
 
+@_canary("convolutions-of-integers")
+def _integer_convolutions() -> tuple[Any, Any]:
+    import torch
+
+    x, w = torch.full((1, 2, 3, 3), 2**40).to("tpu"), torch.ones(1, 2, 3, 3).long().to("tpu")
+    return torch.nn.functional.conv2d(x, w).flatten().tolist(), [18 * 2**40]
+
+
 @_canary("inverse-functions-are-folded")
 def _inverses() -> tuple[Any, Any]:
     import torch

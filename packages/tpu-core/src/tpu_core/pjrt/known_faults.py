@@ -133,6 +133,14 @@ FAULTS = (
         None,
     ),
     Fault(
+        "convolutions-of-integers",
+        "A convolution of integers does not compile (`Unsupported datatype`): cuDNN has none.",
+        "jaxlib",
+        ">=0.10",
+        ("cuda",),
+        "Lowering: a sum of matrix products over the positions of the kernel.",
+    ),
+    Fault(
         "products-are-tuned-for-minutes",
         "Each product of float32 at full precision is compiled in tens of ways by Triton, and each "
         "fusion in several, before one is chosen: minutes for a small transformer.",

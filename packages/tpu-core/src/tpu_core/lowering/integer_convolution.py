@@ -1,0 +1,62 @@
+"""Convolutions of integers where the platform's library has none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from jax import Array, lax
+
+from tpu_core.array_types import Num
+from tpu_core.lowering.matmul import contract
+
+
+def convolve_by_taps(
+    x: Num[Array, "batch channels *sizes"],
+    w: Num[Array, ...],
+    *,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    rhs_dilation: Sequence[int],
+    dimension_numbers: tuple[str, str, str],
+    feature_group_count: int = 1,
+    lhs_dilation: Sequence[int] | None = None,
+) -> Num[Array, "batch features *outputs"]:
+    """`lax.conv_general_dilated` as a sum of matrix products, one for each position of the kernel.
+
+    Args:
+        x: Image, batch and channels before the spatial dims.
+        w: Kernel, its features and channels per group in the order of the dimension numbers.
+        window_strides: As those below, of `lax.conv_general_dilated`.
+        padding: Low and high padding of each spatial dim; may be negative.
+        rhs_dilation: Dilation of the kernel.
+        dimension_numbers: ``("NCHW", "OIHW", "NCHW")``, or ``"IOHW"`` in the middle.
+        feature_group_count: Groups of channels.
+        lhs_dilation: Dilation of the image, 1 by default.
+    """
+    if dimension_numbers[1].startswith("IO"):
+        w = w.swapaxes(0, 1)
+    rank, groups = x.ndim - 2, feature_group_count
+    zero = np.zeros((), x.dtype)
+    inside = lhs_dilation or (1,) * rank
+    edges = [(low, high, n - 1) for (low, high), n in zip(padding, inside)]
+    x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *edges])
+    batch, _, *sizes = x.shape
+    features, channels, *kernel = w.shape
+    x = x.reshape(batch, groups, channels, *sizes)
+    w = w.reshape(groups, features // groups, channels, *kernel)
+    spans = [n - d * (k - 1) for n, d, k in zip(sizes, rhs_dilation, kernel)]
+    space = tuple(range(2, rank + 2))
+    total = None
+    for tap in itertools.product(*map(range, kernel)):
+        starts = [t * d for t, d in zip(tap, rhs_dilation)]
+        ends = [start + span for start, span in zip(starts, spans)]
+        window = lax.slice(x, (0, 0, 0, *starts), (*x.shape[:3], *ends), (1, 1, 1, *window_strides))
+        # (groups, batch, *outputs, features of a group)
+        term = contract(window, w[(..., *tap)], (((2,), (2,)), ((1,), (0,))))
+        total = term if total is None else total + term
+    assert total is not None  # PyTorch refuses a kernel without positions
+    outputs = total.shape[2:-1]
+    total = lax.transpose(total, (1, 0, rank + 2, *space))
+    return total.reshape(batch, features, *outputs)
