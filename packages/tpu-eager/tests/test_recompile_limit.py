@@ -209,3 +209,32 @@ def test_words_of_any_number_of_checked_ops_are_combined_by_one_program():
     before = METRICS.snapshot()
     assert compiles(run, [14, 15, 16]) == 0
     assert METRICS.delta(before)["host_parts"] >= 3
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_what_lies_between_ops_that_differ_is_one_program():
+    """A network on images that are turned in other ways, and its results turned in others."""
+    draw = random.Random(7)
+    layers = [torch.randn(3, 3, 3, 3) for _ in range(6)]
+    ways = [(k, dims) for k in (1, 2, 3) for dims in ((-2, -1), (-1, -2), (-1, 0))]
+
+    def work(device: str, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        x = x.to(device).rot90(*ways[first]).contiguous()
+        for layer in layers:
+            x = torch.tanh(F.conv2d(x, layer.to(device), padding=1)) + 0.1
+        return finish(x.mean(1).rot90(ways[last][0], (-2, -1)).sum(-1))
+
+    def run(way: int) -> None:
+        x = torch.randn(8, 3, 8, 8)
+        last = draw.randrange(len(ways))
+        want = work("cpu", x, way, last)
+        torch.testing.assert_close(work("tpu", x, way, last).cpu(), want, rtol=1e-4, atol=1e-5)
+
+    compiles(run, range(LIMIT + 1))
+    before = METRICS.snapshot()
+    left = range(LIMIT + 1, len(ways))
+    assert compiles(run, left) == 0
+    delta = METRICS.delta(before)
+    assert delta["host_parts"] > 0
+    # Each convolution would be a program of its own, and what is between them another.
+    assert delta["executions"] <= 4 * len(left)

@@ -66,3 +66,25 @@ def test_recordings_that_repeat_a_size_are_no_evidence() -> None:
     fit = Fit(columns((32, 33, 33), (21, 22, 22)), (), 2)
     assert len(fit.symbols) == 2
     assert len(Fit(columns((32, 33, 36), (21, 22, 25)), (), 2).symbols) == 1
+
+
+def test_an_image_that_is_doubled_follows_from_its_half() -> None:
+    # Height, twice the half, the half: of odd heights twice the half is one less.
+    recordings = columns((27, 17), (26, 16), (13, 8))
+    assert Fit(recordings, (), 3, [0, 2]).solve([30, 30, 15]) is not None
+    # Unless an input is half of it, it is one less.
+    assert Fit(recordings, (), 3, [0]).solve([30, 30, 15]) is None
+    # Three heights on a line are no chance.
+    recordings = columns((27, 17, 30), (26, 16, 29), (13, 8, 14))
+    assert Fit(recordings, (), 3, [0, 2]).solve([40, 39, 2]) is not None
+
+
+def test_what_an_op_leaves_of_a_dim_follows_from_that_dim() -> None:
+    # Height and width, and what a pool leaves of the width, which is 3 less than the height.
+    recordings = columns((17, 19), (29, 32), (14, 16))
+    assert len(Fit(recordings, (), 3, [0, 1]).symbols) == 2
+    assert len(Fit(recordings, (), 3, [0, 1], {2: [1]}).symbols) == 3
+    # A window over the height, and another one over what that leaves.
+    recordings = columns((17, 19), (15, 17), (13, 15))
+    fit = Fit(recordings, (), 3, [0], {1: [0], 2: [1]})
+    assert fit.sizes[2] == Size(1, (0,), -4)

@@ -81,6 +81,24 @@ def heads_of_rows(device: str, step: int) -> list[torch.Tensor]:
     return [y.detach(), z.detach(), x.grad]
 
 
+IMAGES = ((4, 17, 27), (5, 25, 17), (3, 30, 26), (4, 21, 25), (5, 31, 22), (4, 32, 31), (6, 18, 20))
+KERNEL = torch.randn(3, 3, 3, 3, generator=generator(2))
+
+
+def halved(device: str, step: int) -> list[torch.Tensor]:
+    """Images that are halved, doubled and brought back to their size, odd ones at first."""
+    x = torch.randn(IMAGES[step][0], 3, *IMAGES[step][1:], generator=generator(step)).to(device)
+    w = KERNEL.clone().to(device).requires_grad_()
+    whole = F.conv2d(x, w, padding=1)
+    half = F.max_pool2d(F.silu(whole), 2)
+    double = F.conv_transpose2d(half, w[:, :, 1:, 1:], stride=2)
+    y = F.interpolate(double, size=whole.shape[-2:], mode="bilinear") + whole
+    y.sum().item()  # so that the backward is another program, with sizes of both as inputs
+    y.square().mean().backward()
+    assert w.grad is not None
+    return [y.detach(), w.grad]
+
+
 def test_rows_are_moved_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """libtpu takes minutes for a program that fetches each element by its index."""
     called: list[object] = []
@@ -90,7 +108,7 @@ def test_rows_are_moved_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not called
 
 
-@pytest.mark.parametrize("work, most", [(next_tokens, 3), (mixture, 3), (ranked, 3)])
+@pytest.mark.parametrize("work, most", [(next_tokens, 3), (mixture, 3), (ranked, 3), (halved, 6)])
 def test_programs(work: Callable[[str, int], list[torch.Tensor]], most: int) -> None:
     before = METRICS.snapshot()
     for step in range(len(SIZES)):

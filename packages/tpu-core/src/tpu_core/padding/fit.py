@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
+from tpu_core.padding.numbers import MOST_FACTORS, Numbers
+from tpu_core.padding.sizes import Known, Size, static
 
-from tpu_core.padding.sizes import NUMERATORS, Known, Size, identical, static
-
-# Varying sizes beyond which no product of them is looked for.
-_MOST_FACTORS = 16
 # Most that an offset is for a scale of 1, where a size is likely to be another with an offset.
 _SMALL = 4
 # Symbols beyond which those of inputs are likely to lie on a line by chance.
@@ -38,6 +36,8 @@ class Fit:
         tensors: Number of the integers, the first ones, that are of tensors: sizes, strides and
             offsets. Those may vary; any other must follow from them.
         inputs: Positions of those that no op computed.
+        origins: For positions of those that an op computed the positions that they may follow from
+            with an offset: any, if there are none.
 
     Attributes:
         problem: Reason why the recordings are no program of several sizes, or None.
@@ -52,21 +52,18 @@ class Fit:
         first: Sequence[int] = (),
         tensors: int | None = None,
         inputs: Collection[int] = (),
+        origins: Mapping[int, Collection[int]] = MappingProxyType({}),
     ) -> None:
-        columns = list(zip(*recordings, strict=True))
+        self._columns = list(zip(*recordings, strict=True))
+        self._inputs, self._origins = inputs, origins
         first = list(first)
         self._recordings = len(recordings)
-        while (factor := self._assign(columns, first, tensors, inputs)) is not None:
+        while (factor := self._assign(first, tensors)) is not None:
             first.append(factor)
-        self.sizes = [self._known[seen] for seen in columns]
+        self.sizes = [self._known[seen] for seen in self._columns]
+        self._numbers = Numbers(self._known, self.values, self.derive)
 
-    def _assign(
-        self,
-        columns: Sequence[tuple[int, ...]],
-        first: Sequence[int],
-        tensors: int | None,
-        inputs: Collection[int],
-    ) -> int | None:
+    def _assign(self, first: Sequence[int], tensors: int | None) -> int | None:
         """Find the size of each integer.
 
         Returns:
@@ -76,7 +73,7 @@ class Fit:
         self.symbols: list[int] = []
         self.values: list[list[int]] = [[] for _ in range(self._recordings)]
         self._known: dict[tuple[int, ...], Size] = {}
-        self._counts: dict[tuple[int, ...], tuple[tuple[Size, ...], int] | None] = {}
+        columns = self._columns
         for position in first:
             self._known[columns[position]] = self._define(position, columns[position])
         for position, seen in enumerate(columns):
@@ -84,8 +81,10 @@ class Fit:
                 continue
             size = self.express(seen)
             if tensors is not None and position < tensors:
-                if size is not None and self._may_be_chance(size, seen, position in inputs):
+                if size is not None and self._may_be_chance(size, seen, position):
                     size = None
+                if (half := self._half(size, seen)) is not None:
+                    return half
                 if size is None or size.offset and not size.is_static:
                     factor = self._shifted_factor(seen)
                     if factor is not None:
@@ -114,7 +113,7 @@ class Fit:
             for size, column in varying
             if size.scale == 1 and len(size.symbols) == 1 and size.offset
         ]
-        if not shifted or len(varying) > _MOST_FACTORS:
+        if not shifted or len(varying) > MOST_FACTORS:
             return None
         for degree in (1, 2):
             for others in itertools.combinations_with_replacement(varying, degree):
@@ -172,21 +171,46 @@ class Fit:
                     found.append((_likelihood(degree, *line), Size(line[0], symbols, line[1])))
         return min(found, key=lambda x: x[0])[1] if found else None
 
-    def _may_be_chance(self, size: Size, seen: Sequence[int], is_input: bool) -> bool:
+    def _may_be_chance(self, size: Size, seen: Sequence[int], position: int) -> bool:
         """Return whether sizes of tensors that lie on a line may be independent: any two values do.
 
         Those of inputs are independent more often, and among many some lie on a line.
         """
         if size.is_static or not size.offset:
             return False
-        points = {(*(row[s] for s in size.symbols), n) for row, n in zip(self.values, seen)}
+        is_input = position in self._inputs
+        points = self._points(size, seen)
         if is_input and len(self.symbols) > _MANY:
             return size.scale > 1 or abs(size.offset) > 1 or len(points) == 2
         if len(points) > 2:
             return False
         if len(size.symbols) > 1 or is_input and size.scale > 1:
             return True
+        if position in self._origins:
+            near = [self._known.get(self._columns[p]) for p in self._origins[position]]
+            if not any(known and set(size.symbols) <= set(known.symbols) for known in near):
+                return True
         return _likelihood(1, size.scale, size.offset)[0] >= _UNLIKELY
+
+    def _points(self, size: Size, seen: Sequence[int]) -> set[tuple[int, ...]]:
+        return {(*(row[s] for s in size.symbols), n) for row, n in zip(self.values, seen)}
+
+    def _half(self, size: Size | None, seen: Sequence[int]) -> int | None:
+        """Position of an input's size that these are a multiple of, where they lie on a line, too.
+
+        An image that was halved and is doubled again has lost one of each odd size; if the
+        recordings have no even one, it is taken for one position less.
+        """
+        if size is None or size.is_static or not size.offset or len(self._points(size, seen)) > 2:
+            return None
+        for position in sorted(self._inputs):
+            column = self._columns[position]
+            if column in self._known or not column[0] or len(set(column)) < 2:
+                continue
+            scale = seen[0] // column[0]
+            if scale > 1 and all(n == scale * c for n, c in zip(seen, column)):
+                return position
+        return None
 
     def _rest(self, seen: Sequence[int]) -> Size | None:
         """The rest that a symbol leaves of a static size; None where it is the rest of none."""
@@ -215,77 +239,8 @@ class Fit:
         return None
 
     def follow(self, seen: Sequence[float], dtype: Any) -> Known | None:
-        """Expression of a number that was ``seen`` in the recordings; None where it follows no
-        size.
-
-        Args:
-            seen: The number in each recording.
-            dtype: Its dtype, which rounds a quotient.
-        """
-        if all(identical(n, seen[0]) for n in seen):
-            return Known(constant=seen[0])
-        if not all(math.isfinite(n) for n in seen):
-            return None
-        if all(n == round(n) for n in seen):
-            count = self._count([round(n) for n in seen])
-            if count is not None:
-                return Known(factors=count[0], offset=count[1])
-        if np.dtype(dtype).kind != "f" or not all(seen):
-            return None
-        rounded = np.dtype(dtype).name
-        for numerator in NUMERATORS:
-            count = self._count([round(numerator / n) for n in seen])
-            if count is None:
-                continue
-            factors, offset = count
-            known = Known(None, factors, offset, 1, numerator, rounded)
-            if all(map(known.holds, seen, self.values)):
-                return known
-        return self._share(seen, rounded) or self._root(seen, rounded)
-
-    def _root(self, seen: Sequence[float], dtype: str) -> Known | None:
-        """One divided by the square root of a count: the scale of attention."""
-        count = self._count([round(n**-2) for n in seen]) if min(seen) > 0 else None
-        if count is None:
-            return None
-        known = Known(None, *count, numerator=1, dtype=dtype, root=True)
-        return known if all(map(known.holds, seen, self.values)) else None
-
-    def _share(self, seen: Sequence[float], dtype: str) -> Known | None:
-        """A size, or the integer next to it, divided by one number: the step of a resize."""
-        for column, size in self._known.items():
-            if size.is_static:
-                continue
-            for offset in (0, -1):
-                divisor = round((column[0] + offset) / seen[0])
-                known = Known(None, (size,), offset, divisor, None, dtype)
-                if divisor > 1 and all(map(known.holds, seen, self.values)):
-                    return known
-        return None
-
-    def _count(self, seen: Sequence[int]) -> tuple[tuple[Size, ...], int] | None:
-        """Sizes and the offset to their product that give these integers."""
-        seen = tuple(seen)
-        if seen not in self._counts:
-            size = self.derive(seen)
-            self._counts[seen] = self._product(seen) if size is None else ((size,), 0)
-        return self._counts[seen]
-
-    def _product(self, seen: tuple[int, ...]) -> tuple[tuple[Size, ...], int] | None:
-        """The product of some varying sizes and a static one, or the integer next to it."""
-        varying = [(size, column) for column, size in self._known.items() if not size.is_static]
-        if len(varying) > _MOST_FACTORS:
-            return None
-        for degree in (2, 3):
-            for chosen in itertools.combinations_with_replacement(varying, degree):
-                products = [math.prod(row) for row in zip(*(column for _, column in chosen))]
-                for offset in (0, -1, 1):
-                    scale, rest = divmod(seen[0] - offset, products[0])
-                    follows = all(n - offset == scale * p for n, p in zip(seen, products))
-                    if scale > 0 and not rest and follows:
-                        sizes = tuple(size for size, _ in chosen)
-                        return (*sizes, static(scale))[: degree + (scale > 1)], offset
-        return None
+        """Expression of a number that was ``seen`` in the recordings: see `Numbers.follow`."""
+        return self._numbers.follow(seen, dtype)
 
     def solve(self, integers: Sequence[int]) -> list[int] | None:
         """The symbols' values in another recording; None where it does not follow the sizes."""

@@ -55,11 +55,10 @@ class BucketChoice:
         bucketed = family.bucketed
         programs = {*bucketed.programs, *bucketed.stored()}
         if not programs:
-            # Large enough for the recordings too: on one of them the program is checked.
+            # Large enough for the recordings too, on one of which the program is checked.
             assert bucketed.fit is not None
-            pairs = zip(bucketed.recordings, bucketed.fit.values)
-            known = next((v for r, v in pairs if r.program), values)
-            return self._with_room(family, s, [max(pair) for pair in zip(values, known)], arrays)
+            largest = [max(column) for column in zip(values, *bucketed.fit.values)]
+            return self._with_room(family, s, largest, arrays)
         larger = [b for b in programs if all(x >= y for x, y in zip(b, wanted))]
         nearest = min(larger, key=math.prod, default=None)
         if nearest is None:
@@ -88,12 +87,15 @@ class BucketChoice:
         if config().buckets:  # the user's
             return wanted
         chosen = wanted
+        assert bucketed.fit is not None
+        rows = [(row, bucketed.buckets(row)) for row in [list(values), *bucketed.fit.values]]
+        fills = [all(row[i] == most[i] for row, most in rows) for i in range(len(values))]
         # An array with other padding goes by way of the host.
         padded = bucketed.padded_sizes(s, arrays)
         for room in (lambda n: math.ceil(_ROOM * n), lambda n: _LEAST):
             for i, value in enumerate(values):
-                # What fills its bucket may be the weights, which have no padding in any run.
-                if value == wanted[i] and not padded[i]:
+                # What always fills its bucket may be the weights, which have no padding in any run.
+                if fills[i] and not padded[i]:
                     continue
                 larger = list(chosen)
                 larger[i] = max(chosen[i], padded[i] or room(value))

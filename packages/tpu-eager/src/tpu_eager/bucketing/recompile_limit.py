@@ -18,6 +18,7 @@ from itertools import groupby, pairwise
 
 from tpu_core.config import config
 from tpu_core.extend import BuildContext, Node, PaddedPrograms, Segment
+from tpu_eager.bucketing.alignment import differing
 from tpu_eager.costs import compile_seconds
 
 Part = tuple[int, int, bool]
@@ -208,9 +209,9 @@ class RecompileLimit:
 
     def _differing(self, s: Segment, site: _Site) -> list[bool]:
         _read(site)
-        begin, end = _differing(_forms(s), list(site.ops))
+        differs = differing(_forms(s), list(site.ops))
         refused = set(site.refused)
-        return [begin <= i < end or n.label in refused for i, n in enumerate(s.nodes)]
+        return [d or n.label in refused for d, n in zip(differs, s.nodes)]
 
     def _resized(self, s: Segment, site: _Site) -> list[bool]:
         forms, sizes = _forms(s), _sizes(s)
@@ -254,24 +255,6 @@ def _forms(s: Segment) -> array[int]:
 
 def _sizes(s: Segment) -> array[int]:
     return array("q", [hash((n.name, PaddedPrograms.sizes_of(n))) for n in s.nodes])
-
-
-def _differing(forms: array[int], others: Sequence[array[int]]) -> tuple[int, int]:
-    """The nodes between what begins as most others do and what ends so; (0, 0) for none."""
-    if not others:
-        return 0, 0
-    starts = sorted(_common(forms, other) for other in others)
-    ends = sorted(_common(forms[::-1], other[::-1]) for other in others)
-    begin, rest = starts[len(starts) // 4], ends[len(ends) // 4]
-    end = len(forms) - rest
-    if begin < end:
-        return begin, end
-    # Ops were left out, or are repeated: those around the place.
-    return (end, begin) if starts[0] < len(forms) and begin != len(forms) else (0, 0)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def _runs(values: Sequence[bool], kind: bool) -> Iterator[tuple[int, int]]:
