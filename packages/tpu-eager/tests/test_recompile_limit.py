@@ -17,14 +17,15 @@ from tpu_core.config import override
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
 from tpu_core.runtime import initialize
-from tpu_eager.bucketing import recompile_limit
+from tpu_eager.bucketing import recompile_limit, small_reads
 from tpu_eager.fused import bucketed
 
 LIMIT = 4  # so that tests are short
 
 
 @pytest.fixture(autouse=True)
-def fused():
+def fused(monkeypatch):
+    monkeypatch.setattr(small_reads, "OPS", 0)  # the segments here end in reads, and are small
     with modes.using("fused"), override(recompile_limit=LIMIT):
         yield
 

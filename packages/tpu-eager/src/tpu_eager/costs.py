@@ -7,7 +7,7 @@ programs that the first one left in the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tpu_core.extend import Node, PaddedPrograms, Segment
 
@@ -21,6 +21,16 @@ _PRODUCTS = ("mm", "conv", "matmul", "linear", "attention", "einsum", "dot")
 # peak.
 _CPU = (4e9, 1e10)
 _TPU = (8e10, 1e13)
+
+
+# Bytes of values whose products, too, take a CPU kernel no longer than the start of a program.
+SMALL = 2**17
+
+
+def nbytes(s: Segment, slots: Iterable[int | None]) -> int:
+    """Bytes of some values of a segment."""
+    values = [s.slots[i] for i in slots if i is not None]
+    return sum(x.dtype.itemsize * math.prod(x.shape) for x in values)
 
 
 def compile_seconds(nodes: Sequence[Node]) -> float:

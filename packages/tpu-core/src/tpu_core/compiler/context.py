@@ -142,9 +142,9 @@ class BuildContext:
         warn_at(line, warning)
 
     @staticmethod
-    def may_run_on_host(node: Node) -> bool:
-        """Return whether a node may be in a part for CPU kernels."""
-        return may_run_on_host(node)
+    def may_run_on_host(node: Node, products: bool = False) -> bool:
+        """Return whether a node may be in a part for CPU kernels: ``products`` only on request."""
+        return may_run_on_host(node, products)
 
     def obtain(
         self,

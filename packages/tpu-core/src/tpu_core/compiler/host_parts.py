@@ -33,15 +33,20 @@ _MOST_REFUSED = 4_096  # parts that CPU kernels do not run
 _MOST_BYTES = 1 << 30  # that a part reads, copied to the host in each run
 
 
-def may_run_on_host(node: Node) -> bool:
-    """Return whether a node may run by a CPU kernel: PyTorch has one, and it is no product."""
+def may_run_on_host(node: Node, products: bool = False) -> bool:
+    """Return whether a node may run by a CPU kernel: PyTorch has one, and it is no product.
+
+    Args:
+        node: The node.
+        products: Whether products may, as those of a few elements.
+    """
     if config().fallback == "error":
         return False
     plan = node.plan
     if plan is None:
         return True
     words = re.split(r"[._]", f"{plan.compute.op}.{plan.op}")
-    return is_cpu_op(plan) and not any(map(_HEAVY.fullmatch, words))
+    return is_cpu_op(plan) and (products or not any(map(_HEAVY.fullmatch, words)))
 
 
 class HostPart:

@@ -20,7 +20,7 @@ class RecompileLimitWarning(TpuWarning):
     train.py:31: RecompileLimitWarning: [TPU1022] 8 programs were compiled for this step, and its...
       first op that differs: aten._fft_r2c.default
       not on padded arrays: train.py:31/aten._fft_r2c: the parameter 'fft_lengths' of 'fft' ...
-      from now on: what differs runs by CPU kernels, products aside, and the rest as programs
+      from now on: what differs runs by CPU kernels, large products aside, the rest as programs
       step ends at: train.py:34 in step
     ```
 

@@ -10,7 +10,7 @@ _LEAST_IN_A_ROW = 8  # ops that are the same in both, between others that differ
 
 
 def differing(forms: array[int], others: Sequence[array[int]]) -> list[bool]:
-    """Whether each node lies between what begins as most others do and what ends so.
+    """Nodes that lie between what begins as most others do and what ends so, as booleans.
 
     A long row of those in between that most others have too does not differ.
     """

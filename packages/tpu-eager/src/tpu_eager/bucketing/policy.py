@@ -9,6 +9,7 @@ from tpu_core.errors import RecompileLimitWarning
 from tpu_core.extend import BuildContext, Program, ProgramProvider, ProgramRequest, Segment
 from tpu_eager.bucketing.families import Families
 from tpu_eager.bucketing.recompile_limit import Part, RecompileLimit
+from tpu_eager.bucketing.small_reads import SmallReads
 
 
 class Bucketed(ProgramProvider):
@@ -26,6 +27,7 @@ class Bucketed(ProgramProvider):
     def __init__(self, context: BuildContext) -> None:
         self._context = context
         self.limit = RecompileLimit()
+        self._small = SmallReads()
         self._families = Families(context, lambda s, op: self.limit.refused(s, op))
         context.on_program.append(lambda s: self.limit.made(s))
 
@@ -35,6 +37,9 @@ class Bucketed(ProgramProvider):
         if request.is_piece:
             return self._families.serve(s, arrays, compiles=False, is_piece=True)
         may_be_parts = request.may_be_divided and not s.on_host
+        if may_be_parts and self._small.by_cpu_kernels(s, self._families.form(s)):
+            if not self._context.is_stored(self._context.exact_key(s)):
+                return [(0, len(s.nodes), True)]
         if not may_be_parts or not self.limit.is_reached(s, self._families.form(s)):
             padded = self._families.serve(s, arrays)
             if padded is not None:
@@ -78,7 +83,7 @@ class Bucketed(ProgramProvider):
         if found is None:
             return
         node, programs = found
-        in_parts = "what differs runs by CPU kernels, products aside, and the rest as programs"
+        in_parts = "what differs runs by CPU kernels, large products aside, the rest as programs"
         then = in_parts if parts else "each such step is compiled"
         problem = self._families.problem(s)
         self._context.warn(

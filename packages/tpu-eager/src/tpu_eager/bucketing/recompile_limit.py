@@ -19,7 +19,7 @@ from itertools import groupby, pairwise
 from tpu_core.config import config
 from tpu_core.extend import BuildContext, Node, PaddedPrograms, Segment
 from tpu_eager.bucketing.alignment import differing
-from tpu_eager.costs import compile_seconds
+from tpu_eager.costs import SMALL, compile_seconds, nbytes
 
 Part = tuple[int, int, bool]
 """First node, the node after the last, and whether CPU kernels run them."""
@@ -164,11 +164,11 @@ class RecompileLimit:
         site = self._site(s)
         nodes = s.nodes
         if len(nodes) == 1:
-            return [(0, 1, True)] if BuildContext.may_run_on_host(nodes[0]) else None
+            return [(0, 1, True)] if _may_run_on_host(s, nodes[0]) else None
         differs = self._differing(s, site)
         if by_sizes and not any(differs):
             differs = self._resized(s, site)
-        on_host = [d and BuildContext.may_run_on_host(n) for d, n in zip(differs, nodes)]
+        on_host = [d and _may_run_on_host(s, n) for d, n in zip(differs, nodes)]
         if not any(on_host):
             return None
         # A few ops between them are no program of their own.
@@ -176,7 +176,7 @@ class RecompileLimit:
             if (
                 j - i < _LEAST_OPS
                 and not any(differs[i:j])
-                and all(BuildContext.may_run_on_host(n) for n in nodes[i:j])
+                and all(_may_run_on_host(s, n) for n in nodes[i:j])
             ):
                 on_host[i:j] = [True] * (j - i)
         # How many words of checks there are differs with the ops: a small program of its own.
@@ -217,6 +217,11 @@ class RecompileLimit:
         forms, sizes = _forms(s), _sizes(s)
         others = [z for f, z in zip(list(site.ops), list(site.sizes)) if f == forms]
         return [any(z[i] != n for z in others) for i, n in enumerate(sizes)]
+
+
+def _may_run_on_host(s: Segment, node: Node) -> bool:
+    is_small = nbytes(s, (*node.operands, *node.outputs)) <= SMALL
+    return BuildContext.may_run_on_host(node, products=is_small)
 
 
 def _key(s: Segment) -> tuple[bool, str, str]:
