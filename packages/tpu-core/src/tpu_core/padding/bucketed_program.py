@@ -228,6 +228,12 @@ class BucketedProgram:
             self._known = FamilySignatures(self._signatures, segments, self.fit)
         return self._known
 
+    def seen(self) -> list[list[int]]:
+        """Values of the symbols in the recordings that were not made up."""
+        assert self.fit is not None
+        pairs = zip(self.recordings, self.fit.values)
+        return [values for r, values in pairs if r.program or not self._limits]
+
     def has_few_sizes(self) -> bool:
         """Return whether its sizes follow from at most `_FEW_SIZES` of them."""
         return self.fit is not None and len(self.fit.symbols) <= _FEW_SIZES

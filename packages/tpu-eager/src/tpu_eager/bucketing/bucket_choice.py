@@ -56,8 +56,7 @@ class BucketChoice:
         programs = {*bucketed.programs, *bucketed.stored()}
         if not programs:
             # Large enough for the recordings too, on one of which the program is checked.
-            assert bucketed.fit is not None
-            largest = [max(column) for column in zip(values, *bucketed.fit.values)]
+            largest = [max(column) for column in zip(values, *bucketed.seen())]
             return self._with_room(family, s, largest, arrays)
         larger = [b for b in programs if all(x >= y for x, y in zip(b, wanted))]
         nearest = min(larger, key=math.prod, default=None)
@@ -87,8 +86,7 @@ class BucketChoice:
         if config().buckets:  # the user's
             return wanted
         chosen = wanted
-        assert bucketed.fit is not None
-        rows = [(row, bucketed.buckets(row)) for row in [list(values), *bucketed.fit.values]]
+        rows = [(row, bucketed.buckets(row)) for row in [list(values), *bucketed.seen()]]
         fills = [all(row[i] == most[i] for row, most in rows) for i in range(len(values))]
         # An array with other padding goes by way of the host.
         padded = bucketed.padded_sizes(s, arrays)
