@@ -29,8 +29,7 @@ SMALL = 2**17
 
 def nbytes(s: Segment, slots: Iterable[int | None]) -> int:
     """Bytes of some values of a segment."""
-    values = [s.slots[i] for i in slots if i is not None]
-    return sum(x.dtype.itemsize * math.prod(x.shape) for x in values)
+    return sum(s.slots[i].nbytes for i in slots if i is not None)
 
 
 def compile_seconds(nodes: Sequence[Node]) -> float:

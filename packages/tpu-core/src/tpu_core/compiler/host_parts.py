@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -116,8 +115,7 @@ class HostKernels(ProgramProvider):
 
 def is_small(segment: Segment) -> bool:
     """Return whether a part reads few enough bytes to be copied to the host in each run."""
-    inputs = [segment.slots[i] for i in segment.inputs()]
-    return sum(s.dtype.itemsize * math.prod(s.shape) for s in inputs) <= _MOST_BYTES
+    return sum(segment.slots[i].nbytes for i in segment.inputs()) <= _MOST_BYTES
 
 
 def _numbers(segment: Segment, packs: Sequence[Any]) -> list[float | int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +69,11 @@ class Slot:
     is_input: bool
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its array."""
+        return int(self.dtype.itemsize * math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)

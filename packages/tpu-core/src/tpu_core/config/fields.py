@@ -234,7 +234,8 @@ class Config:
         "TPU_RECOMPILE_LIMIT",
         integer(0),
         "Most programs compiled for the ops that end at one line while they differ from step to "
-        "step. Beyond, what differs runs by CPU kernels; 0 for no limit.",
+        "step. Beyond, what differs runs by CPU kernels, as few ops before a read do at first; 0 "
+        "has programs alone.",
         8,
     )
     performance_warnings: bool = _setting(

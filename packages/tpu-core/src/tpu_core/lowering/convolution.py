@@ -13,7 +13,6 @@ step are each other's transposes:
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from jax import Array, lax
 
 from tpu_core.array_types import Num
 from tpu_core.dtypes import cast, op_math
-from tpu_core.lowering.integer_convolution import convolve_by_taps
+from tpu_core.lowering.convolution_taps import convolve_by_taps, windows_of_taps
 from tpu_core.lowering.matmul import contract, moved
 from tpu_core.lowering.precision import precision_of
 from tpu_core.lowering.registry import lowering
@@ -133,10 +132,7 @@ def _depthwise_by_taps(
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:])]
     spans = [n - r for n, r in zip(x.shape[1:last], reach)]
     total: Any = None
-    for tap in itertools.product(*map(range, w.shape[2:])):
-        starts = [t * d for t, d in zip(tap, dilation)]
-        ends = [start + span for start, span in zip(starts, spans)]
-        window = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, x.shape[last]), (1, *stride, 1))
+    for tap, window in windows_of_taps(x, 1, w.shape[2:], spans, stride, dilation):
         term = window * w[(slice(None), 0, *tap)]
         total = term if total is None else total + term
     return lax.transpose(total, (0, last, *range(1, last)))
@@ -225,7 +221,7 @@ def _weight_gradient_by_taps(
     x, grad = lax.transpose(x, channels_last), lax.transpose(grad, channels_last)
     # Together, so that nothing is padded long before its use and kept until then.
     x, grad = lax.optimization_barrier((x, grad))
-    n, *size, outputs = grad.shape
+    _, *size, outputs = grad.shape
     spans = [s * (g - 1) + 1 for s, g in zip(stride, size)]
     pads = [
         (p, d * (k - 1) + span - p - have, 0)
@@ -234,10 +230,7 @@ def _weight_gradient_by_taps(
     x = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
     rows = moved(grad.reshape(-1, outputs))
     products = []
-    for tap in itertools.product(*map(range, kernel_size)):
-        starts = [t * d for t, d in zip(tap, dilation)]
-        ends = [start + span for start, span in zip(starts, spans)]
-        window = lax.slice(x, (0, *starts, 0), (n, *ends, x.shape[-1]), (1, *stride, 1))
+    for _, window in windows_of_taps(x, 1, kernel_size, spans, stride, dilation):
         products.append(contract(rows, window.reshape(rows.shape[1], -1), (((1,), (0,)), ((), ()))))
     # The barrier keeps the products from being written one number in `taps`, which is slow.
     by_tap = lax.optimization_barrier(jnp.stack(products))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,10 +30,8 @@ def reused(segment: Segment) -> list[int]:
 
     What nothing else holds differs from step to step, and so would the programs.
     """
-    sizes = (
-        math.prod(segment.slots[i].shape) * segment.slots[i].dtype.itemsize for i in segment.donated
-    )
-    return segment.donated if sum(sizes) >= _LEAST_REUSED else []
+    nbytes = sum(segment.slots[i].nbytes for i in segment.donated)
+    return segment.donated if nbytes >= _LEAST_REUSED else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def _details(facts: Facts) -> list[Table]:
             ],
         ),
         Table(
-            _title("Parts that differ, by CPU kernels", len(facts.host_parts), "slowest"),
+            _title("Parts run by CPU kernels", len(facts.host_parts), "slowest"),
             ("count", "seconds", "line"),
             [
                 (str(p.count), f"{p.seconds:.3f}", short(line))

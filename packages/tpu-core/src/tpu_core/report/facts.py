@@ -154,7 +154,7 @@ def _totals(count: dict[str, float]) -> list[tuple[str, str]]:
     ]
     if count["host_parts"]:
         parts = timed(count["host_parts"], count["host_part_seconds"])
-        totals.append(("parts that differ, by CPU kernels", parts))
+        totals.append(("parts run by CPU kernels", parts))
     if count["padding_copies"]:
         totals.append(("inputs padded by way of the host", f"{count['padding_copies']:.0f}"))
     if count["verifications"]:

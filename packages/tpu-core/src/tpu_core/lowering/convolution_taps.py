@@ -1,15 +1,41 @@
-"""Convolutions of integers where the platform's library has none."""
+"""Convolutions as sums over the positions of their kernel."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jax import Array, lax
 
 from tpu_core.array_types import Num
 from tpu_core.lowering.matmul import contract
+
+
+def windows_of_taps(
+    x: Num[Array, ...],
+    axis: int,
+    kernel: Sequence[int],
+    spans: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Iterator[tuple[tuple[int, ...], Num[Array, ...]]]:
+    """Each position of a kernel, and the window of a padded image that it reads.
+
+    Args:
+        x: The image.
+        axis: Its first spatial dim; the others follow.
+        kernel: Positions of the kernel in each spatial dim.
+        spans: Length of a window in each, before it is strided.
+        stride, dilation: Of the convolution.
+    """
+    before, behind = x.shape[:axis], x.shape[axis + len(kernel) :]
+    strides = (*(1,) * axis, *stride, *(1,) * len(behind))
+    for tap in itertools.product(*map(range, kernel)):
+        starts = [t * d for t, d in zip(tap, dilation)]
+        ends = [start + span for start, span in zip(starts, spans)]
+        low = (*(0,) * axis, *starts, *(0,) * len(behind))
+        yield tap, lax.slice(x, low, (*before, *ends, *behind), strides)
 
 
 def convolve_by_taps(
@@ -49,10 +75,7 @@ def convolve_by_taps(
     spans = [n - d * (k - 1) for n, d, k in zip(sizes, rhs_dilation, kernel)]
     space = tuple(range(2, rank + 2))
     total = None
-    for tap in itertools.product(*map(range, kernel)):
-        starts = [t * d for t, d in zip(tap, rhs_dilation)]
-        ends = [start + span for start, span in zip(starts, spans)]
-        window = lax.slice(x, (0, 0, 0, *starts), (*x.shape[:3], *ends), (1, 1, 1, *window_strides))
+    for tap, window in windows_of_taps(x, 3, kernel, spans, window_strides, rhs_dilation):
         # (groups, batch, *outputs, features of a group)
         term = contract(window, w[(..., *tap)], (((2,), (2,)), ((1,), (0,))))
         total = term if total is None else total + term
