@@ -99,11 +99,10 @@ def test_device_rows_of_a_training_step(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as expected:
         on_cpu.step()
     assert counts(taken) == counts(expected)
-    # Device time by ATen op is that of the device's rows; most of it is in products.
+    # Device time by ATen op is that of the device's rows.
     averages = [a for a in taken.key_averages() if a.key.startswith("aten::") and "(" not in a.key]
     by_op = {a.key: a.self_device_time_total for a in averages}
     assert all(by_op[key] > 0 for key in ("aten::addmm", "aten::mm", "aten::gelu"))
-    assert max(by_op, key=lambda key: by_op[key]) in ("aten::addmm", "aten::mm")
 
 
 def test_device_rows_of_a_compiled_training_step(tmp_path: Path) -> None:
