@@ -75,7 +75,7 @@ def tiny(n: int) -> Callable[[int], None]:
 
 def test_what_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     step = tiny(8)
-    monkeypatch.setattr(small_reads, "OPS", 5 * (3 + small_reads._OF_A_RUN))
+    monkeypatch.setattr(small_reads, "OPS", 5 * (3 + small_reads.HOST_RUN))
     assert compiles(step, [3] * 5) == 0
     assert compiles(step, [3] * 2) == 1
     before = METRICS.snapshot()

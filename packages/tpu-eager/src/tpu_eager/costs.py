@@ -23,6 +23,10 @@ _CPU = (4e9, 1e10)
 _TPU = (8e10, 1e13)
 
 
+# Seconds of one op by a CPU kernel on few elements; a run of a part takes as many as some ops more.
+_HOST_OP = 2e-5
+HOST_RUN = 8  # ops
+
 # Bytes of values whose products, too, take a CPU kernel no longer than the start of a program.
 SMALL = 2**17
 
@@ -37,6 +41,16 @@ def compile_seconds(nodes: Sequence[Node]) -> float:
     names = [name for node in nodes for name in PaddedPrograms.ops_of(node)]
     products = sum(map(_is_product, names))
     return _PROGRAM + _OP * len(names) + _PRODUCT * products
+
+
+def host_seconds(s: Segment) -> float:
+    """Estimate of the seconds that CPU kernels take for a segment, with copies to the host and
+    back.
+    """
+    copied = nbytes(s, [*s.inputs(), *s.live]) / _CPU[0]
+    return (
+        _HOST_OP * (len(s.nodes) + HOST_RUN) + copied + run_seconds(s, lambda i: s.slots[i].shape)
+    )
 
 
 def run_seconds(s: Segment, shape: Callable[[int], tuple[int, ...]], is_cpu: bool = True) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,13 +15,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_core.compiler import host_windows as windows
+from tpu_core.compiler.cpu_ops import CpuOp, cpu_op
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.dtypes import TO_TORCH
 from tpu_core.errors import KernelCompilationError
 from tpu_core.lowering.evaluate import to_jax, to_torch
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.compute import changing_results, flatten
-from tpu_core.recorder.functional_variants import overload_of
 from tpu_core.recorder.plan import NodePlan
 
 logger = logging.getLogger("tpu_core")
@@ -35,13 +35,6 @@ Change = Callable[[str, Value, Again], Value]
 
 def _unchanged(op: str, value: Value, again: Again) -> Value:
     return value
-
-
-# Overloads of the device in place of which the CPU has another of the same arguments.
-_TWINS = {
-    "aten.convolution_overrideable.default": "aten.convolution.default",
-    "aten.convolution_backward_overrideable.default": "aten.convolution_backward.default",
-}
 
 
 def replay(
@@ -128,7 +121,7 @@ def _results(
     if node.plan is None:  # uninitialised memory
         slot = segment.slots[node.outputs[0] or 0]
         return [torch.zeros(slot.shape, dtype=TO_TORCH[slot.dtype], device="cpu")]
-    op = _cpu_op(node.plan.compute.op)
+    op = cpu_op(node.plan.compute.op)
     if op is not None and _is_plain(node.plan):
         try:
             return _by_cpu(node.plan, op, operands, numbers)
@@ -144,7 +137,7 @@ def _results(
 
 def is_cpu_op(plan: NodePlan) -> bool:
     """Return whether the CPU's op computes a node: its arguments say all, and nothing is drawn."""
-    return _cpu_op(plan.compute.op) is not None and _is_plain(plan)
+    return cpu_op(plan.compute.op) is not None and _is_plain(plan)
 
 
 def _is_plain(plan: NodePlan) -> bool:
@@ -157,29 +150,17 @@ def _is_plain(plan: NodePlan) -> bool:
     )
 
 
-@cache
-def _cpu_op(name: str) -> Any:
-    """The CPU's op of a functional overload's name, or None."""
-    name = _TWINS.get(name, name)
-    if not name.startswith("aten.") or "overrideable" in name:
-        return None
-    op = overload_of(name)
-    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
-    return op if has_kernel else None
-
-
 def _by_cpu(
-    plan: NodePlan, op: Any, operands: Sequence[Value], numbers: Sequence[float | int]
+    plan: NodePlan, op: CpuOp, operands: Sequence[Value], numbers: Sequence[float | int]
 ) -> list[Value | None]:
     positional, keywords, starts = plan.arguments(
         operands, iter(numbers), windows.read, _number, _blank
     )
     given = dict(zip(plan.positional_names(), positional), **keywords)
     out = flatten(plan.compute.out)
-    names = {a.name for a in op._schema.arguments}
-    if "dtype" in names and given.get("dtype") is None and out[0] is not None:
+    if op.takes_dtype and given.get("dtype") is None and out[0] is not None:
         given["dtype"] = TO_TORCH[out[0].dtype]
-    results = op(**given)
+    results = op.call(**given)
     flat = flatten(results if isinstance(results, tuple) else (results,))
     flat = [_as_expected(r, e) for r, e in zip(flat, out, strict=True)]
     return _written(plan, [flat[i] for i in plan.order], operands, starts)

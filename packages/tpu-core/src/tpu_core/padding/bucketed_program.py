@@ -23,7 +23,7 @@ from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.padded_array import PaddedArray
 
-_MOST_RECORDINGS = 3
+_MOST_RECORDINGS = 5
 _MOST_FAILURES = 3
 _FEW_SIZES = 2
 _STARTS = pjrt.PACK_DTYPES.index(np.dtype(np.int32))  # the pack of starts of windows
@@ -118,6 +118,10 @@ class BucketedProgram:
         signature, stored = self._stored
         return stored if stored and signature == self.signature() else set()
 
+    def has_programs(self) -> bool:
+        """Return whether there may be a program, in memory or of another process."""
+        return bool(self.programs or self._stored[1])
+
     def refuse(self, why: str) -> None:
         """Take note that the recordings could not be run on padded arrays.
 
@@ -133,12 +137,19 @@ class BucketedProgram:
 
     def add(self, recording: Recording) -> None:
         """Take note of a segment that runs as it was recorded."""
-        if recording.program is None or any(
-            r.integers == recording.integers for r in self.recordings
-        ):
+        if recording.program is None or self._has_sizes(recording):
             return
         if not self.programs or self._ops().are_of(self._numbered(recording.segment)):
             self._restart([*self.recordings, recording])
+
+    def observe(self, recording: Recording) -> None:
+        """Take note of a segment that runs without a program, while there is no padded one."""
+        is_wanted = len(self.recordings) < _MOST_RECORDINGS and not self.programs
+        if is_wanted and not self.refusal and not self._has_sizes(recording):
+            self._restart([*self.recordings, recording])
+
+    def _has_sizes(self, recording: Recording) -> bool:
+        return any(r.integers == recording.integers for r in self.recordings)
 
     def solve_outline(self, segment: Segment, integers: list[int]) -> list[int] | None:
         """As `solve`, for a segment in which sizes that vary in the family are 1.

@@ -183,7 +183,10 @@ def _starts(padding: Any) -> Any:
 # The parts of parameters that rules read; the rest follows from the sizes of the result.
 _DERIVED: dict[tuple[str, str], Reader] = {
     ("conv_general_dilated", "padding"): _starts,
-    ("pad", "padding_config"): lambda config: [(low, inner) for low, _, inner in config],
+    # What follows the elements is the rest of the result, unless that is nothing.
+    ("pad", "padding_config"): lambda config: [
+        (low, int(high == 0), inner) for low, high, inner in config
+    ],
     ("slice", "limit_indices"): lambda _: None,
     **{(f"reduce_window{kind}", "padding"): _starts for kind in ("", "_sum", "_max", "_min")},
 }

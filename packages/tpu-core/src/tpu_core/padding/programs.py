@@ -139,6 +139,10 @@ class PaddedPrograms:
         """Add a segment that runs as it was recorded."""
         bucketed.add(Recording(s, self.integers(s), program))
 
+    def observe(self, bucketed: BucketedProgram, s: Segment) -> None:
+        """Add the sizes of a segment that runs without a program, while there is no padded one."""
+        bucketed.observe(Recording(s, self.integers(s), None))
+
     def key(self, bucketed: BucketedProgram, s: Segment, buckets: tuple[int, ...]) -> str:
         """Cache key of the program for some buckets."""
         text = f"{bucketed.form} {bucketed.signature()} {buckets} {self._source}"

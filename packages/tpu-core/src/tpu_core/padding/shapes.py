@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -227,7 +229,9 @@ def pad(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -
         if any(a[0] != low for a in amounts):
             if interior:
                 raise NotPaddableError("padding between elements, and in front by a size")
-            x = _pad_by_size(context, x, value, axis, context.size([a[0] for a in amounts]))
+            at_end = all(a[1] == 0 for a in amounts)
+            lows = [a[0] for a in amounts]
+            x = _pad_by_size(context, x, value, axis, lows, sizes[axis] if at_end else None)
             low = 0
         if all(a == (0, 0, 0) for a in amounts):
             config.append((0, 0, 0))
@@ -242,17 +246,36 @@ def pad(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -
     return [Padded(lax.pad(x.array, value.array, config), tuple(dims))]
 
 
-def _pad_by_size(context: PaddingContext, x: Padded, value: Padded, axis: int, low: Size) -> Padded:
-    """Padding in front whose length follows a size; a negative length removes elements there."""
-    x = context.space.as_prefix(x, axis)
-    array = context.space.mask(x, [axis], value.array)
+def _pad_by_size(
+    context: PaddingContext,
+    x: Padded,
+    value: Padded,
+    axis: int,
+    lows: Sequence[int],
+    whole: Size | None,
+) -> Padded:
+    """Padding in front whose length follows sizes; a negative length removes elements there.
+
+    Args:
+        context, x, value, axis: As of `pad`.
+        lows: The length in each recording.
+        whole: The size of the result, where nothing follows the elements: the length is the rest.
+    """
+    space = context.space
+    x = space.as_prefix(x, axis)
+    low: jax.Array | int
+    if whole is not None:
+        low, room = space.actual(whole) - space.count(x.dims[axis]), space.padded(whole)
+    else:
+        size = context.size(lows)
+        low, room = space.actual(size), space.padded(size)
+    array = space.mask(x, [axis], value.array)
     length = array.shape[axis]
     shape = list(array.shape)
     # Room in front for the elements that a negative length removes.
-    shape[axis] += length + max(context.space.padded(low), 0)
+    shape[axis] += length + max(room, 0)
     starts = [np.int32(0)] * len(shape)
-    start = jnp.asarray(context.space.actual(low), np.int32) + np.int32(length)
-    starts[axis] = start  # type: ignore[call-overload]
+    starts[axis] = jnp.asarray(low, np.int32) + np.int32(length)  # type: ignore[call-overload]
     array = lax.dynamic_update_slice(jnp.full(shape, value.array), array, starts)
     array = lax.slice_in_dim(array, length, shape[axis], axis=axis)
     # What follows it is the padding value, so that its length does not matter.

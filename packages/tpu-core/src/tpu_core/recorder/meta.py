@@ -342,6 +342,17 @@ def _per_channel(x: Any) -> Any:
     return x.new_empty(x.size(1), dtype=torch.float32 if half else x.dtype)
 
 
+def _batch_norm_backward(op: torch._ops.OpOverload) -> Any:
+    """That of PyTorch gives a gradient of the input that is not asked for, which the CPU leaves
+    out.
+    """
+
+    def gradients(*args: Any) -> tuple[Any, ...]:
+        return tuple(t if wanted else None for t, wanted in zip(op(*args), args[9]))
+
+    return gradients
+
+
 def _batch_norm_gather(x: Any, mean: Any, *_: Any) -> Any:
     half = mean.dtype in (torch.float16, torch.bfloat16)
     dtype = torch.float32 if half else mean.dtype
@@ -388,6 +399,10 @@ _SPECIAL = {
     "aten._native_batch_norm_legit_functional.default": _batch_norm_functional,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
     "aten._batch_norm_no_update.default": _batch_norm_no_update,
+    **{
+        f"aten.{op}.default": _batch_norm_backward(getattr(torch.ops.aten, op).default)
+        for op in ("native_batch_norm_backward", "batch_norm_backward")
+    },
     "aten.batch_norm_stats.default": _batch_norm_statistics,
     "aten.batch_norm_update_stats.default": _batch_norm_statistics,
     "aten.batch_norm_gather_stats_with_counts.default": _batch_norm_gather,

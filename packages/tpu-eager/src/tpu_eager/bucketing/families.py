@@ -62,6 +62,14 @@ class Families:
         # Describing a training step takes as long as recording it, and many processes run but one.
         self._unread.append((s, program))
 
+    @_locked
+    def observe(self, s: Segment) -> None:
+        """Take note of the sizes of a segment that runs without a program."""
+        self._read()
+        family = self._families.get(self._key(s)) or self._new(s, Family(self._padded.new(s)))
+        self._padded.observe(family.bucketed, s)
+        self._bound(s)
+
     def _read(self) -> None:
         unread, self._unread = self._unread, []
         for s, program in unread:
@@ -70,11 +78,15 @@ class Families:
     def _add(self, s: Segment, program: Program) -> None:
         key = self._key(s)
         family = self._families.get(key) or self._new(s, Family(self._padded.new(s)))
-        self._families.move_to_end(key)
+        self._bound(s)
         if family.promotion.own(s.key):
             return
         family.is_of_others = False
         self._padded.add(family.bucketed, s, program)
+
+    def _bound(self, s: Segment) -> None:
+        """Count a segment's family as the latest, and leave out the oldest."""
+        self._families.move_to_end(self._key(s))
         while len(self._families) > _MOST_FAMILIES:
             self._families.popitem(last=False)
 
@@ -208,7 +220,7 @@ class Families:
         """Return whether a program that is there serves a segment."""
         self._read()
         family = self._families.get(self._key(s)) or self._restored(s)
-        if family is None or family.bucketed.refusal:
+        if family is None or family.bucketed.refusal or not family.bucketed.has_programs():
             return False
         values = family.bucketed.solve(s, self._padded.integers(s), learns=False)
         if values is None:

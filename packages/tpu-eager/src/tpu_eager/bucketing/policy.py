@@ -8,8 +8,10 @@ from tpu_core.config import config
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.extend import BuildContext, Program, ProgramProvider, ProgramRequest, Segment
 from tpu_eager.bucketing.families import Families
-from tpu_eager.bucketing.recompile_limit import Part, RecompileLimit
+from tpu_eager.bucketing.host_runs import HostRuns
+from tpu_eager.bucketing.recompile_limit import PART, Part, RecompileLimit
 from tpu_eager.bucketing.small_reads import SmallReads
+from tpu_eager.costs import compile_seconds, host_seconds
 
 
 class Bucketed(ProgramProvider):
@@ -28,6 +30,7 @@ class Bucketed(ProgramProvider):
         self._context = context
         self.limit = RecompileLimit()
         self._small = SmallReads()
+        self._parts = HostRuns()
         self._families = Families(context, lambda s, op: self.limit.refused(s, op))
         context.on_program.append(lambda s: self.limit.made(s))
 
@@ -40,6 +43,8 @@ class Bucketed(ProgramProvider):
         if may_be_parts and self._small.by_cpu_kernels(s, self._families.form(s)):
             if not self._context.is_stored(self._context.exact_key(s)):
                 return [(0, len(s.nodes), True)]
+        if may_be_parts and s.cut == PART and self._part_by_cpu_kernels(s):
+            return [(0, len(s.nodes), True)]
         if not may_be_parts or not self.limit.is_reached(s, self._families.form(s)):
             padded = self._families.serve(s, arrays)
             if padded is not None:
@@ -78,12 +83,26 @@ class Bucketed(ProgramProvider):
         self._warn(s, parts)
         return parts
 
+    def _part_by_cpu_kernels(self, s: Segment) -> bool:
+        """Count a run of a part that no program serves; whether CPU kernels are to run it.
+
+        They do until they have taken as long as a compile. By then many of its sizes are known.
+        """
+        if not all(self._context.may_run_on_host(n, products=True) for n in s.nodes):
+            return False
+        if self._families.serves(s) or self._context.is_stored(self._context.exact_key(s)):
+            return False
+        if self._parts.add(self._families.form(s), host_seconds(s)) > compile_seconds(s.nodes):
+            return False
+        self._families.observe(s)
+        return True
+
     def _warn(self, s: Segment, parts: list[Part] | None) -> None:
         found = self.limit.to_warn_of(s, parts) if config().performance_warnings else None
         if found is None:
             return
         node, programs = found
-        in_parts = "what differs runs by CPU kernels, large products aside, the rest as programs"
+        in_parts = "what differs runs by CPU kernels, the rest too until a program of it pays"
         then = in_parts if parts else "each such step is compiled"
         problem = self._families.problem(s)
         self._context.warn(

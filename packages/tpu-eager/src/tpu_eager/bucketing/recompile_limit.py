@@ -90,6 +90,15 @@ class _Site:
     runs: int = 0
     warned: bool = False
 
+    def take_over(self, other: _Site) -> None:
+        """Count the programs of another line as this one's."""
+        self.programs, self.seconds, self.warned = other.programs, other.seconds, True
+        self.ops.extend(other.ops)
+        self.sizes.extend(other.sizes)
+        self.forms.update(other.forms)
+        self.padded |= other.padded
+        self.refused |= other.refused
+
 
 class RecompileLimit:
     """Counts the programs of each line, and says where a segment is to be divided."""
@@ -115,7 +124,7 @@ class RecompileLimit:
     def is_reached(self, s: Segment, form: str) -> bool:
         """Return whether a segment's line has as many programs as it may have."""
         limit = config().recompile_limit
-        site = self._sites.get(_key(s))
+        site = self._sites.get(_key(s)) or self._alike(s)
         if not limit or site is None:
             return False
         if s.cut == PART:
@@ -129,6 +138,24 @@ class RecompileLimit:
             return counted >= limit
         # A loop of another length, which takes half as long to compile as all programs so far.
         return counted >= _FEW and compile_seconds(s.nodes) * 2 >= site.seconds
+
+    def _alike(self, s: Segment) -> _Site | None:
+        """A line that is met for the first time, where another one is at its limit with mostly the
+        same ops: their programs count as its own.
+
+        A step ends at another line once a loss is read in it, or a learning rate is changed.
+        """
+        if s.cut == PART or len(s.nodes) < _LEAST_OPS:
+            return None
+        forms = Counter(_forms(s))
+        for other in reversed(self._sites.values()):
+            if other.warned and any(
+                2 * (forms & Counter(ops)).total() >= forms.total() for ops in other.ops
+            ):
+                site = self._site(s)
+                site.take_over(other)
+                return site
+        return None
 
     def recurs(self, s: Segment, form: str) -> bool:
         """Count a segment that has no program beyond the limit; whether it is worth one.

@@ -8,17 +8,14 @@ elements take no longer than the start of a program.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from tpu_core.config import config
 from tpu_core.extend import BuildContext, Segment
-from tpu_eager.costs import SMALL, nbytes
+from tpu_eager.bucketing.host_runs import HostRuns
+from tpu_eager.costs import HOST_RUN, SMALL, nbytes
 
 READS = ("item", "copy to the host", "boolean mask index", "nonzero")
-OPS = 8_192  # run for a form, which takes about as long as its compile,
-_OF_A_RUN = 8  # and as many as a run takes beside them
+OPS = 8_192  # run for a form, which takes about as long as its compile
 _MOST_OPS = 128  # of a segment
-_MOST_FORMS = 4_096
 
 
 class SmallReads:
@@ -30,7 +27,7 @@ class SmallReads:
     """
 
     def __init__(self) -> None:
-        self._ops: OrderedDict[str, int] = OrderedDict()
+        self._ops = HostRuns()
 
     def by_cpu_kernels(self, s: Segment, form: str) -> bool:
         """Count a run of a segment that has no program; whether CPU kernels are to run it.
@@ -41,11 +38,7 @@ class SmallReads:
         """
         if not config().recompile_limit or not is_small(s):
             return False
-        ops = self._ops.pop(form, 0) + len(s.nodes) + _OF_A_RUN
-        self._ops[form] = ops
-        if len(self._ops) > _MOST_FORMS:
-            self._ops.popitem(last=False)
-        return ops <= OPS
+        return self._ops.add(form, len(s.nodes) + HOST_RUN) <= OPS
 
 
 def is_small(s: Segment) -> bool:

@@ -3,6 +3,7 @@
 #include "custom_ops/callable.h"
 #include "custom_ops/defined_ops.h"
 #include "custom_ops/list_calls.h"
+#include "execution/direct_call.h"
 #include "execution/host_kernels.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
@@ -21,6 +22,7 @@
 #include "values/memory_history.h"
 
 #include <ATen/ScalarOps.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <pthread.h>
 #include <torch/csrc/Event.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -35,6 +37,23 @@ extern const char* const kSources;  // written by cpp_build.py: the digest of th
 
 namespace tpu {
 namespace {
+
+// The results of an op, on CPU tensors, for one argument for each of the schema.
+py::tuple call_host_function(const std::string& name, const py::tuple& arguments) {
+  const auto& schema = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").schema();
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    stack.push_back(torch::jit::toIValue(arguments[i], schema.arguments().at(i).type()));
+  {
+    const WithoutGil no_gil;
+    const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
+    host_function(name)(ThreefryKey{}, stack);
+  }
+  py::tuple results(stack.size());
+  for (size_t i = 0; i < stack.size(); ++i)
+    results[i] = torch::jit::toPyObject(std::move(stack[i]));
+  return results;
+}
 
 std::atomic<bool> g_initialized{false};
 std::atomic<bool> g_bad_fork{false};
@@ -278,6 +297,7 @@ PYBIND11_MODULE(_C, m) {
     return at::native::wrapped_scalar_tensor(
         torch::jit::toIValue(n, c10::NumberType::get()).toScalar());
   });
+  m.def("call_host_function", &call_host_function);
   m.def("own_value", [](const at::Tensor& t) {
     WithoutGil no_gil;
     return own_value(t);

@@ -121,9 +121,11 @@ const std::unordered_map<std::string, HostFunction> kFunctions{
 
 }  // namespace
 
-HostFunction host_function(const OpDescription& d) {
-  const auto found = kFunctions.find(d.name);
+HostFunction host_function(const std::string& name) {
+  const auto found = kFunctions.find(name);
   return found == kFunctions.end() ? nullptr : found->second;
 }
+
+HostFunction host_function(const OpDescription& d) { return host_function(d.name); }
 
 }  // namespace tpu

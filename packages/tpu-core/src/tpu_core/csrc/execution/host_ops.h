@@ -6,6 +6,8 @@
 
 #include <ATen/core/stack.h>
 
+#include <string>
+
 namespace tpu {
 
 // Puts the results of a call in place of its arguments, which are CPU tensors. Random ops draw for the key.
@@ -13,6 +15,7 @@ using HostFunction = void (*)(ThreefryKey key, torch::jit::Stack& stack);
 
 // What computes a call, or null where nothing here does.
 HostFunction host_function(const OpDescription& d);
+HostFunction host_function(const std::string& name);
 // The same for a random op, or null where programs alone draw for the call (host_random.cpp).
 HostFunction host_draw(const OpDescription& d, const c10::IValue* args);
 

@@ -1,0 +1,95 @@
+"""The CPU's op that computes what a functional overload does, for parts and verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from tpu_core import _C
+from tpu_core.recorder.functional_variants import overload_of
+
+# Overloads of the device in place of which the CPU has another of the same arguments.
+_TWINS = {
+    "aten.convolution_overrideable.default": "aten.convolution.default",
+    "aten.convolution_backward_overrideable.default": "aten.convolution_backward.default",
+}
+# Ops that PyTorch has no CPU kernel for and the host tier a function, but for attention: the tier
+# takes less of it than the lowering, no gradient of a mask.
+_HOST_FUNCTIONS = frozenset(
+    """
+    aten._fused_rms_norm_backward.default aten._thnn_fused_gru_cell.default
+    aten._thnn_fused_gru_cell_backward.default aten._thnn_fused_lstm_cell.default
+    aten._thnn_fused_lstm_cell_backward_impl.default tpu.rnn_layer.default
+    tpu.rnn_layer_backward.default
+    """.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOp:
+    """A function of CPU tensors, called with the arguments of an overload by their names.
+
+    Attributes:
+        call: The function.
+        takes_dtype: Whether the overload has an argument ``dtype``.
+    """
+
+    call: Callable[..., Any]
+    takes_dtype: bool = False
+
+
+@cache
+def cpu_op(name: str) -> CpuOp | None:
+    """The CPU's op of a functional overload's name, or None.
+
+    Example:
+        >>> cpu_op("aten.sum.default").takes_dtype
+        True
+    """
+    name = _TWINS.get(name, name)
+    if name in _FUNCTIONS:
+        return CpuOp(_FUNCTIONS[name])
+    if name in _HOST_FUNCTIONS:
+        return CpuOp(_host_function(overload_of(name)))
+    if not name.startswith("aten.") or "overrideable" in name:
+        return None
+    op = overload_of(name)
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
+        return None
+    return CpuOp(op, any(a.name == "dtype" for a in op._schema.arguments))
+
+
+def _host_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    schema = op._schema
+
+    def call(**given: Any) -> Any:
+        arguments = (given.get(a.name, a.default_value) for a in schema.arguments)
+        return _C.call_host_function(schema.name, tuple(arguments))
+
+    return call
+
+
+def _batch_norm(*, running_mean: Any, running_var: Any, **given: Any) -> Any:
+    """The functional overload takes no statistics that are not there."""
+    if running_mean is None and running_var is None:
+        return torch.ops.aten._native_batch_norm_legit.no_stats(**given)
+    functional = torch.ops.aten._native_batch_norm_legit_functional.default
+    return functional(running_mean=running_mean, running_var=running_var, **given)
+
+
+def _arange(*, start: float, step: float, **given: torch.Tensor) -> torch.Tensor:
+    """As its lowering computes it: in 64 bits, rounded once."""
+    out = given["self"]
+    dtype, kind = (torch.float64, float) if out.is_floating_point() else (torch.int64, int)
+    index = torch.arange(out.numel(), dtype=dtype, device="cpu")
+    return (kind(start) + index * kind(step)).to(out.dtype)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "aten._native_batch_norm_legit_functional.default": _batch_norm,
+    "tpu.arange.default": _arange,
+}
