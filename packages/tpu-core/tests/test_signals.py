@@ -70,10 +70,14 @@ def test_an_interrupt_ends_the_wait_for_the_compiler() -> None:
             x.sum().item()
         except KeyboardInterrupt:
             print(len(began), len(ended))
-        print(keep.tolist(), x.sum().item(), began == ended)
+        print(keep.tolist(), x.sum().item())
+        for thread in threading.enumerate():  # one may compile what the interrupt left behind
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        print(len(began) == len(ended))
     """
     code = textwrap.dedent(INTERRUPT) + textwrap.dedent(work)
-    assert clean(code, TPU_CACHE="off") == "1 0\n[4.0, 4.0, 4.0] 61.5 True\n"
+    assert clean(code, TPU_CACHE="off") == "1 0\n[4.0, 4.0, 4.0] 61.5\nTrue\n"
 
 
 def test_an_interrupt_ends_the_wait_for_another_thread() -> None:

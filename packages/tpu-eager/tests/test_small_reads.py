@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from compile_counts import compiles
@@ -120,3 +121,22 @@ def test_random_numbers_are_the_devices() -> None:
     got = draws()
     with override(recompile_limit=0):
         assert got == draws()
+
+
+def test_attention_whose_mask_has_a_gradient() -> None:
+    """The CPU's kernel of one op gives a mask no gradient."""
+
+    def gradients(device: str, is_causal: bool, wanted: tuple[int, ...]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        shapes = [(2, 2, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4), (5, 6)]
+        values = [torch.randn(s).to(device) for s in shapes[: 3 if is_causal else 4]]
+        inputs = [x.requires_grad_(i in wanted) for i, x in enumerate(values)]
+        y = F.scaled_dot_product_attention(*inputs, is_causal=is_causal)
+        y.square().sum().backward()
+        total = y.sum().item()
+        return [torch.tensor(total), *(x.grad.cpu() for x in inputs if x.grad is not None)]
+
+    before = METRICS.snapshot()
+    for case in ((False, (0, 1, 2)), (False, (0, 3)), (False, (3,)), (True, (0, 1, 2))):
+        assert_close(gradients("tpu", *case), gradients("cpu", *case), rtol=1e-4, atol=1e-5)
+    assert METRICS.delta(before)["host_parts"] >= 2

@@ -88,3 +88,16 @@ def test_what_an_op_leaves_of_a_dim_follows_from_that_dim() -> None:
     recordings = columns((17, 19), (15, 17), (13, 15))
     fit = Fit(recordings, (), 3, [0], {1: [0], 2: [1]})
     assert fit.sizes[2] == Size(1, (0,), -4)
+
+
+def test_an_image_and_its_half_are_no_multiples() -> None:
+    """Batch, height, height after a step of two, and after another, of even images."""
+    rows = ((2, 5), (24, 16), (12, 8), (6, 4))
+    stepped = [(1, 2), (2, 3)]
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        place = {row: i for i, row in enumerate(order)}
+        pairs = [(place[a], place[b]) for a, b in stepped]
+        fit = Fit(columns(*(rows[i] for i in order)), (), 4, stepped=pairs)
+        odd = (3, 25, 13, 7)
+        assert fit.solve([odd[i] for i in order]) is not None
+    assert Fit(columns(*rows), (), 4).solve([3, 25, 13, 7]) is None

@@ -17,8 +17,7 @@ _TWINS = {
     "aten.convolution_overrideable.default": "aten.convolution.default",
     "aten.convolution_backward_overrideable.default": "aten.convolution_backward.default",
 }
-# Ops that PyTorch has no CPU kernel for and the host tier a function, but for attention: the tier
-# takes less of it than the lowering, no gradient of a mask.
+# Ops that PyTorch has no CPU kernel for and the host tier a function.
 _HOST_FUNCTIONS = frozenset(
     """
     aten._fused_rms_norm_backward.default aten._thnn_fused_gru_cell.default
@@ -26,6 +25,10 @@ _HOST_FUNCTIONS = frozenset(
     aten._thnn_fused_lstm_cell_backward_impl.default tpu.rnn_layer.default
     tpu.rnn_layer_backward.default
     """.split()
+)
+_ATTENTION = frozenset(
+    f"aten._scaled_dot_product_fused_attention_overrideable{suffix}.default"
+    for suffix in ("", "_backward")
 )
 
 
@@ -55,6 +58,8 @@ def cpu_op(name: str) -> CpuOp | None:
         return CpuOp(_FUNCTIONS[name])
     if name in _HOST_FUNCTIONS:
         return CpuOp(_host_function(overload_of(name)))
+    if name in _ATTENTION:
+        return CpuOp(_attention(overload_of(name)))
     if not name.startswith("aten.") or "overrideable" in name:
         return None
     op = overload_of(name)
@@ -69,6 +74,28 @@ def _host_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
     def call(**given: Any) -> Any:
         arguments = (given.get(a.name, a.default_value) for a in schema.arguments)
         return _C.call_host_function(schema.name, tuple(arguments))
+
+    return call
+
+
+def _attention(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The CPU's kernel takes less than the lowering, and gives no gradient of a mask."""
+    host = _host_function(op)
+
+    def call(**given: Any) -> Any:
+        query, key, value = (given[name] for name in ("query", "key", "value"))
+        mask, wanted = given["attn_bias"], given.get("grad_input_mask", ())
+        is_taken = (
+            given["dropout_p"] == 0
+            and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+            and query.size(-1) == value.size(-1)
+            and all(t.numel() > 0 and t.stride(-1) == 1 for t in (query, key, value))
+            and (mask is None or mask.dim() in (2, 4))
+            and not any(wanted[3:])
+        )
+        if not is_taken:
+            raise NotImplementedError("attention of a kind that the CPU has no kernel for")
+        return host(**given)
 
     return call
 

@@ -15,7 +15,7 @@ from tpu_core.lowering.tables import Table
 from tpu_core.padding import padded_module
 from tpu_core.padding.family_signatures import FamilySignatures
 from tpu_core.padding.fit import Fit
-from tpu_core.padding.origins import origins_of_results
+from tpu_core.padding.origins import origins_of_results, stepped_sizes
 from tpu_core.padding.recording import integers_of_inputs, reused, shapes_of_slots
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import Size, bucket
@@ -224,7 +224,8 @@ class BucketedProgram:
             segment = self.recordings[0].segment
             inputs, origins = integers_of_inputs(segment), origins_of_results(segment)
             known = [r.integers for r in self.recordings]
-            self.fit = Fit(known, self._first, self._tensors, inputs, origins)
+            stepped = stepped_sizes(segment)
+            self.fit = Fit(known, self._first, self._tensors, inputs, origins, stepped)
         return self.fit
 
     def independent_sizes(self) -> int:

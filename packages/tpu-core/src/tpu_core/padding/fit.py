@@ -38,6 +38,7 @@ class Fit:
         inputs: Positions of those that no op computed.
         origins: For positions of those that an op computed the positions that they may follow from
             with an offset: any, if there are none.
+        stepped: Pairs of positions of which one is the other divided and rounded.
 
     Attributes:
         problem: Reason why the recordings are no program of several sizes, or None.
@@ -53,8 +54,10 @@ class Fit:
         tensors: int | None = None,
         inputs: Collection[int] = (),
         origins: Mapping[int, Collection[int]] = MappingProxyType({}),
+        stepped: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._columns = list(zip(*recordings, strict=True))
+        self._stepped = _groups([(self._columns[a], self._columns[b]) for a, b in stepped])
         self._inputs, self._origins = inputs, origins
         first = list(first)
         self._recordings = len(recordings)
@@ -138,6 +141,8 @@ class Fit:
         for i, whole in enumerate(columns[first:], first):
             for other in ((1,) * len(seen), *columns[:i], *columns[i + 1 :]):
                 products = [n * k for n, k in zip(seen, other)]
+                if self._is_stepped(whole, products):
+                    continue
                 scale = whole[0] // products[0] if products[0] else 0
                 # Two values are those of a multiple of a product by chance now and then.
                 if scale < 1 or scale > 1 and max(other) > 1 and self._recordings < 3:
@@ -167,9 +172,16 @@ class Fit:
             ):
                 products = [math.prod(values[s] for s in symbols) for values in self.values]
                 line = _line(products, seen)
+                if line and line[0] > 1 and self._is_stepped(products, seen):
+                    continue
                 if line and (degree == 1 or line[1] == 0 or line in _NEXT_TO_PRODUCTS):
                     found.append((_likelihood(degree, *line), Size(line[0], symbols, line[1])))
         return min(found, key=lambda x: x[0])[1] if found else None
+
+    def _is_stepped(self, a: Sequence[int], b: Sequence[int]) -> bool:
+        """Return whether one of two sizes may be the other divided and rounded, if in steps."""
+        group = self._stepped.get(tuple(a))
+        return group is not None and group == self._stepped.get(tuple(b))
 
     def _may_be_chance(self, size: Size, seen: Sequence[int], position: int) -> bool:
         """Return whether sizes of tensors that lie on a line may be independent: any two values do.
@@ -208,6 +220,8 @@ class Fit:
             if column in self._known or not column[0] or len(set(column)) < 2:
                 continue
             scale = seen[0] // column[0]
+            if self._is_stepped(column, seen):
+                continue
             if scale > 1 and all(n == scale * c for n, c in zip(seen, column)):
                 return position
         return None
@@ -251,6 +265,16 @@ class Fit:
             if size.value(values) != integer:
                 return None
         return values
+
+
+def _groups(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[Any, int]:
+    """A number for each group of what is connected by pairs."""
+    found: dict[Any, int] = {}
+    for a, b in pairs:
+        new, old = found.setdefault(a, len(found)), found.setdefault(b, len(found))
+        if new != old:
+            found = {column: new if n == old else n for column, n in found.items()}
+    return found
 
 
 def _likelihood(degree: int, scale: int, offset: int) -> tuple[float, int]:
