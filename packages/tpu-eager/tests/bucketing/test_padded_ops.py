@@ -247,6 +247,10 @@ DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
     ),
     "constant pad": (lambda x: F.pad(x, (1, 2), value=3.0) * 2, floats(columns)),
     "reflection pad": (lambda x: F.pad(x, (2, 1), mode="reflect") * 2, floats(signal)),
+    "reflection pad of a spectrogram": (
+        lambda x: F.pad(x, (9, 9), mode="reflect") * 2,
+        floats(lambda n: (2, 3, 9 * n)),
+    ),
     "replication pad": (lambda x: F.pad(x, (1, 3), mode="replicate") ** 2, floats(signal)),
     "circular pad": (lambda x: F.pad(x, (1, 3), mode="circular") ** 2, floats(signal)),
     "flip": (lambda x: x.flip(1) * torch.arange(3, device=x.device)[:, None], floats(columns)),

@@ -23,6 +23,8 @@ _SMALL = 4
 _MANY = 4
 # Rank of a form that may well be chance.
 _UNLIKELY = 8
+# Between the least and the most of values that differ from a size by one offset, and not by chance.
+_FAR = 8
 # Scale and offset of a bound that lies next to a number of elements, as a limit of indices does.
 _NEXT_TO_PRODUCTS = ((1, 1), (1, -1))
 
@@ -246,6 +248,8 @@ class Fit:
         if (
             size is None
             or size.is_static
+            or size.scale == 1
+            and max(seen) - min(seen) >= _FAR
             or _likelihood(len(size.symbols), size.scale, size.offset)[0] < _UNLIKELY
             or any(_is_next(size, known) for known in self._known.values())
         ):
