@@ -162,3 +162,9 @@ def test_the_gradient_of_the_last_rows_of_any_length_is_one_program():
 
     assert compiles(step, range(16)) <= 5
     assert compiles(step, range(16)) == 0
+
+
+def test_each_further_program_has_to_be_earned_by_twice_as_much():
+    runs = host_runs.HostRuns()
+    assert [runs.pays("a", 1.0, 2.0) for _ in range(8)] == [i in (2, 7) for i in range(8)]
+    assert not runs.pays("b", 1.0, 2.0)

@@ -92,7 +92,8 @@ class Bucketed(ProgramProvider):
             return False
         if self._families.serves(s) or self._context.is_stored(self._context.exact_key(s)):
             return False
-        if self._parts.add(self._families.form(s), host_seconds(s)) > compile_seconds(s.nodes):
+        form = self._families.form(s)
+        if self._parts.pays(form, host_seconds(s), compile_seconds(s.nodes)):
             return False
         self._families.observe(s)
         return True
