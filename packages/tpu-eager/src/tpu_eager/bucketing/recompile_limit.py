@@ -124,7 +124,7 @@ class RecompileLimit:
     def is_reached(self, s: Segment, form: str) -> bool:
         """Return whether a segment's line has as many programs as it may have."""
         limit = config().recompile_limit
-        site = self._sites.get(_key(s)) or self._alike(s)
+        site = self._sites.get(_key(s)) or self._alike(s, limit)
         if not limit or site is None:
             return False
         if s.cut == PART:
@@ -139,19 +139,22 @@ class RecompileLimit:
         # A loop of another length, which takes half as long to compile as all programs so far.
         return counted >= _FEW and compile_seconds(s.nodes) * 2 >= site.seconds
 
-    def _alike(self, s: Segment) -> _Site | None:
+    def _alike(self, s: Segment, limit: int) -> _Site | None:
         """A line that is met for the first time, where another one is at its limit with mostly the
         same ops: their programs count as its own.
 
         A step ends at another line once a loss is read in it, or a learning rate is changed.
         """
-        if s.cut == PART or len(s.nodes) < _LEAST_OPS:
+        if not limit or s.cut == PART or len(s.nodes) < _LEAST_OPS:
             return None
-        forms = Counter(_forms(s))
-        for other in reversed(self._sites.values()):
-            if other.warned and any(
-                2 * (forms & Counter(ops)).total() >= forms.total() for ops in other.ops
-            ):
+        forms: Counter[int] = Counter()
+        for (is_part, _, _), other in reversed(self._sites.items()):
+            if is_part or other.programs < limit:
+                continue
+            _read(other)
+            forms = forms or Counter(_forms(s))
+            is_alike = any(2 * (forms & Counter(ops)).total() >= forms.total() for ops in other.ops)
+            if is_alike and _count(other) >= limit:
                 site = self._site(s)
                 site.take_over(other)
                 return site
