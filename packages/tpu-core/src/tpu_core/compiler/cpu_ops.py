@@ -93,6 +93,8 @@ def _attention(op: torch._ops.OpOverload) -> Callable[..., Any]:
             and (mask is None or mask.dim() in (2, 4))
             and not any(wanted[3:])
         )
+        # As an op of CPU kernels alone does for a dtype: `replay` has the lowering then, or leaves
+        # the whole part to a program.
         if not is_taken:
             raise NotImplementedError("attention of a kind that the CPU has no kernel for")
         return host(**given)

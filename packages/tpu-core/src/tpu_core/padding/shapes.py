@@ -274,8 +274,8 @@ def _pad_by_size(
     shape = list(array.shape)
     # Room in front for the elements that a negative length removes.
     shape[axis] += length + max(room, 0)
-    starts = [np.int32(0)] * len(shape)
-    starts[axis] = jnp.asarray(low, np.int32) + np.int32(length)  # type: ignore[call-overload]
+    starts: list[Any] = [np.int32(0)] * len(shape)
+    starts[axis] = jnp.asarray(low, np.int32) + np.int32(length)
     array = lax.dynamic_update_slice(jnp.full(shape, value.array), array, starts)
     array = lax.slice_in_dim(array, length, shape[axis], axis=axis)
     # What follows it is the padding value, so that its length does not matter.

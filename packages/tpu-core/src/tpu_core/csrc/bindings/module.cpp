@@ -41,13 +41,15 @@ namespace {
 // The results of an op, on CPU tensors, for one argument for each of the schema.
 py::tuple call_host_function(const std::string& name, const py::tuple& arguments) {
   const auto& schema = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").schema();
+  const auto function = host_function(name);
+  TORCH_CHECK_NOT_IMPLEMENTED(function, name, " has no function of the host tier.");
   torch::jit::Stack stack;
   for (size_t i = 0; i < arguments.size(); ++i)
     stack.push_back(torch::jit::toIValue(arguments[i], schema.arguments().at(i).type()));
   {
     const WithoutGil no_gil;
     const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
-    host_function(name)(ThreefryKey{}, stack);
+    function(ThreefryKey{}, stack);
   }
   py::tuple results(stack.size());
   for (size_t i = 0; i < stack.size(); ++i)
