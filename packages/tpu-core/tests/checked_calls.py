@@ -100,6 +100,19 @@ INDICES: dict[str, Call] = {
     "binary_cross_entropy": lambda d: F.binary_cross_entropy(
         i([0.5, 1.5]).to(d), i([0.5, 1.0]).to(d)
     ),
+    "masked_scatter": lambda d: X.to(d).masked_scatter((X > 2).to(d), X[:2].to(d)),
+    "masked_scatter of nothing": lambda d: X.to(d).masked_scatter((X > 2).to(d), X[:0].to(d)),
+    "histc of NaN": lambda d: torch.histc(i([1.0, float("nan")]).to(d), 3),
+    "histc of infinities": lambda d: torch.histc(i([-2.5, float("inf")]).to(d), 3),
+    "searchsorted by a sorter": lambda d: torch.searchsorted(
+        i([1.0, 2.0, 3.0]).to(d), X.to(d), sorter=i([0, 1, 5]).to(d)
+    ),
+    "lu_solve": lambda d: torch.linalg.lu_solve(
+        torch.eye(2).to(d), i([1, 9], dtype=torch.int32).to(d), torch.ones(2, 1).to(d)
+    ),
+    "lu_solve below": lambda d: torch.linalg.lu_solve(
+        torch.eye(2).to(d), i([0, 1], dtype=torch.int32).to(d), torch.ones(2, 1).to(d)
+    ),
 }
 
 # Checked with TPU_CHECKS=all.
@@ -137,6 +150,11 @@ FINE: dict[str, Call] = {
     "zero over integers": lambda d: i([0, 0]).to(d) // i([1, -2]).to(d),
     "zero weights": lambda d: torch.multinomial(i([0.0, 1.0]).to(d), 1),
     "certain events": lambda d: torch.bernoulli(i([0.0, 1.0]).to(d)),
+    "enough to scatter": lambda d: X.to(d).masked_scatter((X > 2).to(d), X.to(d)),
+    "histc of a range": lambda d: torch.histc(i([1.0, float("inf")]).to(d), 3, 0, 2),
+    "a sorter": lambda d: torch.searchsorted(
+        i([3.0, 2.0, 1.0]).to(d), X.to(d), sorter=i([2, 1, 0]).to(d)
+    ),
     "a regular matrix": lambda d: torch.linalg.inv_ex(torch.eye(2).to(d), check_errors=True)[0],
 }
 

@@ -157,3 +157,15 @@ def test_moving_position_compiles_at_most_twice(step: Callable[..., Any], mode: 
         assert made() <= 2
         assert torch.equal(device.cpu(), host)
         assert torch.equal(on_device.cpu(), values)
+
+
+@pytest.mark.usefixtures("tier")
+@pytest.mark.parametrize("tier", ["compiled", "auto"], indirect=True)
+def test_views_as_a_larger_type_and_a_smaller_one() -> None:
+    results = []
+    for device in ("cpu", "tpu"):
+        x = torch.arange(60, dtype=torch.float32, device=device)
+        x.view(torch.int16)[::7] = 1
+        results.append([x[:3].view(torch.uint8).clone(), x.view(torch.int64)[::2].clone()])
+    for expected, result in zip(*results):
+        torch.testing.assert_close(result.cpu(), expected, rtol=0, atol=0)

@@ -4,16 +4,20 @@ device's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def know_geometry(module: ModuleType) -> None:
     """Have ``torch._subclasses.fake_impls`` ask us about results of these ops on the device."""
     module.register_op_impl(torch.ops.aten._grouped_mm.default)(_grouped_mm)
+    known = module.op_implementations_dict
+    for op in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
+        known[op] = _laid_out(known[op])
 
 
 def _grouped_mm(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -24,3 +28,62 @@ def _grouped_mm(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     with mode:
         return meta_function("aten._grouped_mm.default")(*args, **kwargs)
+
+
+def _laid_out(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's implementation for a convolution, with the strides that the device gives."""
+
+    def convolution(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        found = implementation(mode, op, *args, **kwargs)
+        given = dict(zip([a.name for a in op._schema.arguments], args)) | kwargs
+        x, weight = given["input"], given["weight"]
+        if x.device.type != "tpu" or (x.is_contiguous() and weight.is_contiguous()):
+            return found
+        layouts = _layouts(op, given)
+        if layouts is None:
+            return found
+        results = found if isinstance(found, (list, tuple)) else [found]
+        with mode:
+            laid_out = [
+                t if t is None or t.dim() < 3 else _empty(t, layout)
+                for t, layout in zip(results, layouts)
+            ]
+        return tuple(laid_out) if isinstance(found, (list, tuple)) else laid_out[0]
+
+    return convolution
+
+
+def _layouts(op: Any, given: dict[str, Any]) -> list[torch.memory_format | None] | None:
+    """Memory formats of the results at the sizes that a trace is made with; None without such."""
+    from torch._prims_common import suggest_memory_format
+
+    from tpu_core.extend import meta_function
+
+    def replica(t: torch.Tensor) -> torch.Tensor:
+        numbers = [[_hint(n) for n in group] for group in (t.size(), t.stride())]
+        return torch.empty_strided(*numbers, dtype=t.dtype, device="meta")
+
+    try:
+        replicas = tree_map_only(torch.Tensor, replica, given)
+        replicas = tree_map_only(torch.SymInt, _hint, replicas)
+    except ValueError:
+        return None
+    found = meta_function(str(op))(*replicas.values())
+    results = found if isinstance(found, (list, tuple)) else [found]
+    images = [t.unsqueeze(2) if t is not None and t.dim() == 3 else t for t in results]
+    return [None if t is None else suggest_memory_format(t) for t in images]
+
+
+def _hint(n: Any) -> int:
+    if isinstance(n, int):
+        return n
+    if not n.node.has_hint():
+        raise ValueError(f"{n} has no value in the trace")
+    return int(n.node.hint)
+
+
+def _empty(t: torch.Tensor, layout: torch.memory_format | None) -> torch.Tensor:
+    layout = layout or torch.contiguous_format
+    if t.dim() == 3:
+        return _empty(t.unsqueeze(2), layout).squeeze(2)
+    return torch.empty(t.size(), dtype=t.dtype, device=t.device, memory_format=layout)

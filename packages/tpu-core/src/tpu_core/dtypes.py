@@ -199,9 +199,9 @@ def cast(x: Any, dtype: Any) -> jax.Array:
     if isinstance(x, (bool, int, float, complex)):
         # A constant of the final dtype, so that no float64 literal enters the program.
         value = np.asarray(x)
-        value = value.real if value.dtype.kind == "c" and dtype.kind != "c" else value
         if dtype == np.bool_:
             return jnp.asarray(value != 0)
+        value = value.real if value.dtype.kind == "c" and dtype.kind != "c" else value
         if _is_narrow_float(dtype):
             with np.errstate(over="ignore"):
                 value = _saturated(value.astype(np.float32), dtype, np.clip)

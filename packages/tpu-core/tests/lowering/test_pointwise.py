@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -131,3 +132,30 @@ def test_complex_and_polar() -> None:
 def test_empty_and_zero_dim(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape)
     compare(lambda: (x.exp(), x.abs(), x.sqrt(), torch.atan2(x, x), torch.hypot(x, x), x.round()))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_gcd_and_lcm_of_extremes(dtype: torch.dtype) -> None:
+    """The least integer has no absolute value; the CPU's `lcm` of 32 bits divides by -1 for it."""
+    info = torch.iinfo(dtype)
+    values = torch.tensor([info.min, info.min + 1, info.max, 0, 1, 3, 6, 100], dtype=dtype)
+    values = torch.cat([values, -values])
+    a, b = values.view(-1, 1), values
+    compare(lambda: torch.gcd(a, b))
+    if info.bits < 32:
+        compare(lambda: torch.lcm(a, b))
+
+
+@pytest.mark.parametrize("op", [torch.complex, torch.polar])
+def test_complex_of_bfloat16(op: Any) -> None:
+    x = torch.ones(3, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError) as expected:
+        op(x, x)
+    with pytest.raises(RuntimeError) as raised:
+        op(x.to("tpu"), x.to("tpu"))
+    assert str(raised.value) == str(expected.value)
+
+
+def test_an_imaginary_number_is_true() -> None:
+    x = torch.zeros(3, dtype=torch.bool, device="tpu")
+    assert x.fill_(1j).all()

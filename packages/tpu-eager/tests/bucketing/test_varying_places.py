@@ -144,3 +144,60 @@ def test_chunks_of_a_prefill():
         torch.testing.assert_close(last_scores(tokens.to("tpu")).cpu(), last_scores(tokens))
 
     assert compiles(step, range(len(shapes))) <= 5
+
+
+def _windows(x: torch.Tensor, kind: str, i: int) -> torch.Tensor:
+    n, at = x.size(0), 3 * i % (x.size(0) - 4)
+    return {
+        "row": lambda: x[at],
+        "row from the end": lambda: x[-1 - at],
+        "last row": lambda: x[-1],
+        "element": lambda: x[at, i % 3],
+        "rows": lambda: x[at : at + 3],
+        "columns": lambda: x[:, i % 2 : i % 2 + 2],
+        "rows to the end": lambda: x[at + 1 :],
+        "rows from the end": lambda: x[-2 - i % 3 :],
+        "rows up to the end": lambda: x[: n - 1 - i % 2],
+        "row of rows": lambda: x[at:][1],
+    }[kind]()
+
+
+@pytest.mark.parametrize("varies", [False, True], ids=["sizes constant", "sizes vary"])
+@pytest.mark.parametrize(
+    "kind, most",
+    [
+        ("row", 2),
+        ("row from the end", 2),
+        ("last row", 2),
+        ("element", 2),
+        ("rows", 2),
+        ("columns", 2),
+        ("rows to the end", 4),
+        ("rows from the end", 4),
+        ("rows up to the end", 4),
+        ("row of rows", 4),
+    ],
+)
+def test_gradients_of_windows(kind, most, varies):
+    def step(i: int) -> None:
+        x = torch.randn(9 + varies * (5 * i % 7), 4)
+        gradients = []
+        for device in ("cpu", "tpu"):
+            w = x.to(device, copy=True).requires_grad_()
+            (_windows(w, kind, i).square().sum() * 2 + w.sum()).backward()
+            gradients.append(w.grad.cpu())
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-6)
+
+    assert compiles(step, range(14)) <= most + 3 * varies
+    assert compiles(step, range(14, 40)) <= 1 + varies
+
+
+def test_flags_are_inputs():
+    def step(i: int) -> None:
+        flags, on_device = torch.ones(6), torch.ones(6, device="tpu")
+        for x in (flags, on_device):
+            x[i % 5 + 1] = i // 10 if i % 3 else i > 9
+        torch.testing.assert_close(on_device.cpu(), flags, rtol=0, atol=0)
+
+    compiles(step, range(10))
+    assert compiles(step, range(10, 20)) == 0  # the first flags that are set

@@ -95,7 +95,9 @@ def cdist_backward(
     p: float,
     distance: Float[Array, "*batch rows others"],
 ) -> Float[Array, "*batch rows size"]:
-    """Gradient by ``x``."""
+    """Gradient by ``x``; PyTorch broadcasts none that is empty."""
+    if 0 in (*grad.shape, x.shape[-1]):
+        return jnp.zeros_like(x)
     grad, distance, x, y = (cast(v, op_math(x.dtype)) for v in (grad, distance, x, y))
     x, y = _broadcast(x, y)
     difference = x[..., :, None, :] - y[..., None, :, :]

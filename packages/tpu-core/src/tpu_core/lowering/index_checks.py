@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from tpu_core.lowering.checks import Finding, check, fixed, out_of_range
+from tpu_core.dtypes import cast
+from tpu_core.lowering.checks import Finding, check, fixed, has_indices, out_of_range
 from tpu_core.lowering.gather_scatter import axis
 
 _SELF = fixed(IndexError, "index out of range in self")
@@ -184,4 +186,41 @@ def max_unpool(
 def _unpool_error(volume: str, value: int) -> Exception:
     return RuntimeError(
         f"Found an invalid max index: {value} (output volumes are of size {volume})"
+    )
+
+
+@check("aten.masked_scatter.default", applies=lambda plan: 0 not in plan.reads[0].sizes)
+def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> Iterator[Finding]:
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    wanted = jnp.sum(jnp.broadcast_to(mask.astype(np.bool_), shape), dtype=np.int64)
+    text = "Number of elements of source < number of ones in mask"
+    yield Finding(wanted > cast(source.size, np.int64), 0, fixed(RuntimeError, text))
+
+
+def _has_sorter(plan: Any) -> bool:
+    return plan.argument("sorter") is not None and has_indices(plan)
+
+
+@check("aten.searchsorted.Tensor", "aten.searchsorted.Scalar", applies=_has_sorter)
+def searchsorted(
+    boundaries: jax.Array, values: Any, *, sorter: jax.Array | None = None, **_: Any
+) -> Iterator[Finding]:
+    if sorter is not None:
+        text = "torch.searchsorted(): sorter index out of range"
+        error = fixed(RuntimeError, text)
+        yield from out_of_range(sorter, 0, boundaries.shape[-1], error)
+
+
+@check("aten.linalg_lu_solve.default")
+def lu_solve(packed: jax.Array, pivots: jax.Array, *_: Any, **__: Any) -> Iterator[Finding]:
+    if 0 in packed.shape or 0 in pivots.shape:
+        return
+    yield from out_of_range(pivots, 1, packed.shape[-2] + 1, _pivot_error)
+
+
+def _pivot_error(pivot: int) -> Exception:
+    bound = "greater or equal to 1" if pivot < 1 else "smaller or equal to LU.size(-2)"
+    return RuntimeError(
+        f"Pivots given to lu_solve must all be {bound}. Did you properly pass the result of "
+        "lu_factor?"
     )

@@ -147,14 +147,47 @@ def polar(abs: Array, angle: Array) -> Array:
     return on_common_shape(lax.complex, abs * jnp.cos(angle), abs * jnp.sin(angle))
 
 
+@lowering("aten.gcd.default")
+def gcd(self: Array, other: Array) -> Array:
+    return on_common_shape(_gcd, *compute(self, other))
+
+
+def _gcd(a: Array, b: Array) -> Array:
+    """As ATen's loop, remainders with the dividend's sign: the least integer has no absolute value,
+    so that the result may be negative (aten/src/ATen/native/Math.h).
+    """
+
+    def step(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, b = pair
+        goes_on = a != 0
+        divisor = jnp.where(goes_on, a, jnp.ones((), a.dtype))
+        rest = jnp.where(goes_on, lax.rem(b, divisor), a)
+        return rest, jnp.where(goes_on, a, b)
+
+    return lax.while_loop(lambda pair: jnp.any(pair[0] != 0), step, (jnp.abs(a), jnp.abs(b)))[1]
+
+
+@lowering("aten.lcm.default")
+def lcm(self: Array, other: Array) -> Array:
+    a, b = compute(self, other)
+    dtype = a.dtype
+    if dtype.itemsize < 4:  # C computes in 32 bits
+        a, b = a.astype(np.int32), b.astype(np.int32)
+    return on_common_shape(_lcm, a, b).astype(dtype)
+
+
+def _lcm(a: Array, b: Array) -> Array:
+    divisor = _gcd(a, b)
+    whole = lax.div(a, jnp.where(divisor == 0, jnp.ones((), a.dtype), divisor))
+    return jnp.abs(whole * b)
+
+
 register_table(
     {
         "aten.fmax.default": binary(jnp.fmax),
         "aten.fmin.default": binary(jnp.fmin),
         "aten.hypot.default": binary(_hypot),
         "aten.heaviside.default": binary(_heaviside),
-        "aten.gcd.default": binary(jnp.gcd),
-        "aten.lcm.default": binary(jnp.lcm),
         "aten.logaddexp.default": binary_floats(log_add_exp),
         "aten.logaddexp2.default": binary_floats(_logaddexp2),
         "aten.atan2.default": binary_floats(jnp.arctan2),

@@ -38,11 +38,11 @@ def place(x: jax.Array, size: int, dim: int, start: int, step: int = 1) -> jax.A
 
 @lowering("aten.select_backward.default")
 def select_backward(
-    grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int
+    grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int | jax.Array
 ) -> jax.Array:
     dim %= len(input_sizes)
-    grad = jnp.expand_dims(grad_output, dim)
-    return place(grad, input_sizes[dim], dim, index % max(input_sizes[dim], 1))
+    start = _from_front(index, input_sizes[dim])
+    return _written(input_sizes, jnp.expand_dims(grad_output, dim), dim, start)
 
 
 @lowering("aten.slice_backward.default")
@@ -50,15 +50,33 @@ def slice_backward(
     grad_output: jax.Array,
     input_sizes: Sequence[int],
     dim: int,
-    start: int,
-    end: int,
+    start: int | jax.Array,
+    end: int | jax.Array,
     step: int,
 ) -> jax.Array:
+    """The length of the gradient says where the slice ends."""
     dim %= len(input_sizes)
     if grad_output.size == 0:
         return jnp.zeros(input_sizes, grad_output.dtype)
-    first, _, _ = slice_bounds(input_sizes[dim], start, end, step)
-    return place(grad_output, input_sizes[dim], dim, first, step)
+    length = grad_output.shape[dim]
+    if step != 1:
+        grad_output = place(grad_output, (length - 1) * step + 1, dim, 0, step)
+    return _written(input_sizes, grad_output, dim, _from_front(start, input_sizes[dim]))
+
+
+def _from_front(index: Any, size: int) -> Any:
+    """A start that may be a run-time number, which counts from the end where it is negative."""
+    if isinstance(index, jax.Array):
+        return jnp.maximum(jnp.where(index < 0, index + size, index), 0)
+    return _clamped(index, size)
+
+
+def _written(sizes: Sequence[int], grad: jax.Array, dim: int, start: Any) -> jax.Array:
+    """Zeros with a gradient in a window.
+
+    XLA adds such windows to a sum in place, where it would compute the whole of each padded one.
+    """
+    return _write(jnp.zeros(sizes, grad.dtype), grad, dim, start)
 
 
 def _write(x: jax.Array, src: jax.Array, dim: int, start: int) -> jax.Array:

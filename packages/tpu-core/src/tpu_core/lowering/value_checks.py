@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tpu_core.lowering.checks import ALL, Finding, check, fixed, has_elements
 
@@ -107,3 +109,21 @@ def binary_cross_entropy(x: jax.Array, *_: Any, **__: Any) -> Iterator[Finding]:
     if x.size:
         text = "all elements of input should be between 0 and 1"
         yield Finding(jnp.any(~((x >= 0) & (x <= 1))), 0, fixed(RuntimeError, text))
+
+
+@check("aten.histc.default", applies=has_elements)
+def histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> Iterator[Finding]:
+    """The range of the data, where it is asked for, as its bounds in float32, side by side."""
+    if x.size == 0:
+        return
+    bounds = jnp.stack([jnp.min(x), jnp.max(x)]).astype(np.float32)
+    is_asked_for = jnp.equal(jnp.asarray(min), jnp.asarray(max))
+    bad = is_asked_for & ~jnp.all(jnp.isfinite(bounds))
+    halves = lax.bitcast_convert_type(bounds, np.uint32).astype(np.int64)
+    yield Finding(bad, halves[0] << np.int64(32) | halves[1], _range_error)
+
+
+def _range_error(halves: int) -> Exception:
+    words = np.array([halves >> 32 & 0xFFFFFFFF, halves & 0xFFFFFFFF], np.uint32)
+    low, high = ("-nan" if math.isnan(v) else f"{v:g}" for v in words.view(np.float32).tolist())
+    return RuntimeError(f"torch.histc: range of [{low}, {high}] is not finite")

@@ -333,6 +333,8 @@ def _bitcast(flat: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
         part = np.dtype(np.float32 if dtype.itemsize == 8 else np.float64)
         parts = _bitcast(flat, part).reshape(-1, 2)
         return lax.complex(parts[:, 0], parts[:, 1])
-    if source.itemsize < dtype.itemsize:
-        flat = flat.reshape(-1, dtype.itemsize // source.itemsize)
-    return lax.bitcast_convert_type(flat, dtype).reshape(-1)
+    if source.itemsize >= dtype.itemsize:
+        return lax.bitcast_convert_type(flat, dtype).reshape(-1)
+    parts = flat.reshape(-1, dtype.itemsize // source.itemsize)
+    # XLA makes one of two conversions, and fails where the second has parts of another size.
+    return lax.optimization_barrier(lax.bitcast_convert_type(parts, dtype))

@@ -13,7 +13,8 @@ import torch
 
 # Arguments that ops type SymInt and that are lengths or positions. Others that they type so are no
 # sizes: strides, paddings, dilations and groups of convolutions, `ignore_index`, `padding_idx`.
-# Shifts of `roll` and the diagonal of `tril` are run-time numbers (`op_schema`).
+# Shifts of `roll`, places of gradients of windows and the diagonal of `tril` are run-time numbers
+# (`op_schema`).
 _SIZES = frozenset(
     """
     C HxW N bias_sizes end high index input_size input_sizes k last_dim_size length m max_k max_q n

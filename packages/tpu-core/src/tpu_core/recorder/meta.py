@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tpu_core import _C, interruptible, torch_compat
-from tpu_core.recorder import int4
+from tpu_core.recorder import int4, memory_formats
 from tpu_core.recorder.error_parity import MetaReplicas, check, doubt
 from tpu_core.recorder.functional_variants import overload_name
 from tpu_core.recorder.grouped import grouped_mm
@@ -23,7 +23,7 @@ from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
 from tpu_core.recorder.suspicions import passed, suspicious
 
 torch_compat.complete_meta_functions()
-
+torch_compat.name_device_of_meta()
 # Overloads without a meta function whose outputs are those of another overload.
 _LIKE = {
     "aten.convolution_overrideable.default": torch.ops.aten.convolution.default,
@@ -206,7 +206,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         Exception: The meta function refuses an op that the CPU does not have.
     """
     schema = op._schema.arguments
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), torch_compat.meta_of_cpu():
         convert = MetaTensors()
         twins = [convert(a) for a in args]
         if overload_name(op) in _HOST_VALUE:
@@ -244,7 +244,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
                 doubt(op, target, args)
             raise
         _check(op, target, args)
-    return result, twins
+        return memory_formats.as_on_cpu(op, twins, result), twins
 
 
 def _check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
@@ -253,10 +253,18 @@ def _check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Seque
         passed(op, args)
 
 
+def _convolution(x: Any, weight: Any, bias: Any, *parameters: Any) -> Any:
+    result = torch.ops.aten.convolution.default(x, weight, bias, *parameters)
+    return memory_formats.empty(result, memory_formats.of_convolution(x, weight, *parameters))
+
+
 def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> Any:
-    mask = rest[-1]
+    *parameters, mask = rest
+    # Before these six stand the sizes of the bias, in one overload.
+    layout = memory_formats.of_convolution(x, weight, *parameters[-6:])
+    gradients = [memory_formats.empty(t, layout) for t in (x, weight)]
     bias = grad.new_empty(grad.size(1))
-    return tuple(torch.empty_like(t) if m else None for t, m in zip((x, weight, bias), mask))
+    return tuple(t if wanted else None for t, wanted in zip((*gradients, bias), mask))
 
 
 def _lstm_cell(gates: Any, hidden: Any, cx: Any, *biases: Any) -> Any:
@@ -285,7 +293,7 @@ def _batch_norm(
     if x.dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     saved = [torch.empty(n, dtype=dtype, device="meta") for _ in range(2)]
-    return torch.empty_like(x), *saved
+    return memory_formats.suggested(x), *saved
 
 
 def _batch_norm_functional(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
@@ -353,6 +361,17 @@ def _batch_norm_backward(op: torch._ops.OpOverload) -> Any:
     return gradients
 
 
+def _loss_backward(op: torch._ops.OpOverload) -> Any:
+    """That of PyTorch divides by the number of elements, of which there may be none."""
+
+    def gradient(grad: Any, x: Any, target: Any, *rest: Any) -> Any:
+        if x.numel() and target.numel():
+            return op(grad, x, target, *rest)
+        return x.new_empty(torch.broadcast_shapes(x.shape, target.shape))
+
+    return gradient
+
+
 def _batch_norm_gather(x: Any, mean: Any, *_: Any) -> Any:
     half = mean.dtype in (torch.float16, torch.bfloat16)
     dtype = torch.float32 if half else mean.dtype
@@ -390,7 +409,11 @@ def _like(index: int) -> Any:
 
 
 _SPECIAL = {
-    "aten.convolution_backward_overrideable.default": _convolution_backward,
+    **{f"aten.convolution{op}.default": _convolution for op in ("", "_overrideable")},
+    **{
+        f"aten.convolution_backward{op}.default": _convolution_backward
+        for op in ("", "_overrideable")
+    },
     "aten._thnn_fused_lstm_cell.default": _lstm_cell,
     "aten._thnn_fused_gru_cell.default": _gru_cell,
     "aten._thnn_fused_gru_cell_backward.default": _gru_cell_backward,
@@ -402,6 +425,10 @@ _SPECIAL = {
     **{
         f"aten.{op}.default": _batch_norm_backward(getattr(torch.ops.aten, op).default)
         for op in ("native_batch_norm_backward", "batch_norm_backward")
+    },
+    **{
+        f"aten.{op}.default": _loss_backward(getattr(torch.ops.aten, op).default)
+        for op in ("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward")
     },
     "aten.batch_norm_stats.default": _batch_norm_statistics,
     "aten.batch_norm_update_stats.default": _batch_norm_statistics,

@@ -15,7 +15,16 @@ import torch
 
 from tpu_core import _C
 from tpu_core.lowering.registry import Lowering
-from tpu_core.recorder import checked, ctc, data_dependent, fallback, fastpaths, meta, suspicions
+from tpu_core.recorder import (
+    checked,
+    ctc,
+    data_dependent,
+    fallback,
+    fastpaths,
+    meta,
+    suspicions,
+    windows,
+)
 from tpu_core.recorder.decompose import decomposition_of
 from tpu_core.recorder.functional_variants import (
     OVERWRITING,
@@ -46,8 +55,15 @@ _SCALAR_OPS = frozenset(
 _HOST_OPS = frozenset(
     {"aten.index.Tensor", "aten.index_put.default", "aten._index_put_impl.default"}
 )
-# Lists of integers that are run-time inputs: distances in a tensor, which its sizes do not follow.
-_DISTANCES = frozenset({("aten::roll", "shifts")})
+# Integers that are run-time inputs: distances and places in a tensor, which follow no size of it.
+_PLACES = frozenset(
+    {
+        ("aten::roll", "shifts"),
+        ("aten::select_backward", "index"),
+        ("aten::slice_backward", "start"),
+        ("aten::slice_backward", "end"),
+    }
+)
 # Integers that are run-time inputs as numbers are: a mask over a cache that grows has another
 # diagonal in each step.
 _DIAGONALS = frozenset((f"aten::{op}", "diagonal") for op in ("tril", "tril_", "triu", "triu_"))
@@ -95,7 +111,7 @@ _PRECISION_FAMILIES = frozenset(
 
 def policy_of(op: torch._ops.OpOverload, argument: Any) -> int:
     """The treatment of an argument, one of the constants above."""
-    if (op._schema.name, argument.name) in _DISTANCES:
+    if (op._schema.name, argument.name) in _PLACES:
         return INTEGERS
     if (op._schema.name, argument.name) in _DIAGONALS:
         return NUMBER
@@ -144,6 +160,11 @@ def takes_scalars(op: torch._ops.OpOverload, entry: Lowering | None) -> bool:
     if entry is not None and (entry.family in _SCALAR_FAMILIES or entry.op in _SCALAR_OPS):
         return True
     return torch.Tag.pointwise in op.tags
+
+
+def fills(op: torch._ops.OpOverload) -> bool:
+    """Return whether an op stores a number, of which True is 1."""
+    return overload_name(op) in ("aten.fill_.Scalar", "aten.fill_.Tensor")
 
 
 def _has_products(entry: Lowering | None) -> bool:
@@ -216,6 +237,8 @@ def describe(name: str, overload_name_: str) -> dict[str, Any]:
         "precision": decomposed or _has_products(entry),
         "wide_numbers": overload_name(op) == "tpu.arange_.default",
         "divides": suspicions.divides(op),
+        "fills": fills(op),
+        "window": windows.has_window(op),
         "checks": checked.may_check(entry, decomposed),
         "handler": handler,
     }

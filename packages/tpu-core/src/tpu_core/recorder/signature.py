@@ -25,6 +25,7 @@ from tpu_core.recorder import (
     overlapping_lists,
     plan,
     trial,
+    windows,
 )
 from tpu_core.recorder.dynamic_arguments import sizes_of
 from tpu_core.recorder.error_parity import Refused
@@ -190,6 +191,8 @@ def _handler(
         return dynamic
     if any(isinstance(a, int) and a >= 1 << 63 for a in args):
         return Refused(op).run  # no number travels in 64 bits without a sign
+    if windows.has_window(op) and not windows.fits(args):
+        return Refused(op).run
     return fill_and_mutate if entry is not None and fills_and_mutates(op) else None
 
 

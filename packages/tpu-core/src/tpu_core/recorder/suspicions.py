@@ -300,10 +300,17 @@ def _outgrows_target(args: Arguments) -> bool:
     return any(x is not None and x.shape != args["self"].shape for x in (args["target"], *optional))
 
 
+def _has_dtype(args: Arguments, dtype: torch.dtype) -> bool:
+    return any(x.dtype is dtype for x in _tensors(list(args.values())))
+
+
 _SUSPICIONS: dict[str, Callable[[Arguments], bool]] = {
     **dict.fromkeys(
-        "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear complex polar".split(),
+        "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear".split(),
         _dtypes_differ,
+    ),
+    **dict.fromkeys(
+        ("complex", "polar"), lambda args: _dtypes_differ(args) or _has_dtype(args, torch.bfloat16)
     ),
     **dict.fromkeys(
         "bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift "

@@ -61,6 +61,7 @@ class _Walk:
         self._overwrites = is_out_variant(op) or overload_name(op) in OVERWRITING
         self._written = set(written_arguments(op))
         self._static = entry.static if entry else None
+        self._fills = op_schema.fills(op)
         self._takes_scalars = op_schema.takes_scalars(op, entry)
         self._operands = 0
 
@@ -71,7 +72,9 @@ class _Walk:
                 None if t is None else self._tensor(a, t) for t in list_
             ],
             op_schema.NUMBER: self._number,
-            op_schema.INTEGERS: lambda _, list_: [plan.Number() for _ in list_],
+            op_schema.INTEGERS: lambda _, value: (
+                plan.Number() if isinstance(value, int) else [plan.Number() for _ in value]
+            ),
             op_schema.NUMBER_LIST: self._numbers,
         }
         if policy in by_policy:
@@ -83,7 +86,7 @@ class _Walk:
 
     def _tensor(self, argument: Any, t: Any) -> Any:
         if not isinstance(t, torch.Tensor):  # a number that PyTorch had wrapped in a tensor
-            return plan.Number() if _is_number(t) else t
+            return plan.Number() if self._is_number(t) else t
         if t.device.type == "cpu" and t.dim() == 0 and self._takes_scalars and not t.is_complex():
             return plan.Number(to_numpy_dtype(t.dtype))
         is_written = argument.name in self._written
@@ -97,13 +100,12 @@ class _Walk:
         return self._static is not None and argument.name not in self._static
 
     def _number(self, argument: Any, value: Any) -> Any:
-        return plan.Number() if self._is_lifted(argument) and _is_number(value) else value
+        return plan.Number() if self._is_lifted(argument) and self._is_number(value) else value
 
     def _numbers(self, argument: Any, values: Any) -> Any:
         if self._is_lifted(argument) and op_schema.alike(values):
             return plan.Repeated(len(values))
         return [self._number(argument, v) for v in values]
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    def _is_number(self, value: Any) -> bool:
+        return isinstance(value, (int, float)) and (self._fills or not isinstance(value, bool))

@@ -7,6 +7,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/overflows.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -93,18 +94,28 @@ void hash_static(Hasher& h, const c10::IValue& v) {
   }
 }
 
-void add_scalar(Call& c, const c10::IValue& v, bool compiled_in, bool steady = false) {
+// Whether a call writes one element, or a part of a tensor. A flag or a count that is stored there
+// varies, where 0 and 1 are constants of most other ops. `x[i] = 1` fills a tensor of one element.
+bool writes_part(const Call& c) {
+  if (c.writes.empty()) return false;
+  const auto& t = *c.writes[0].tensor;
+  const auto nbytes = static_cast<size_t>(t.numel()) * t.element_size();
+  return t.numel() == 1 || nbytes < t.storage().nbytes();
+}
+
+void add_scalar(
+    Call& c, const c10::IValue& v, bool compiled_in, bool steady = false, bool varies = false) {
   if (compiled_in || !(v.isInt() || v.isDouble())) {
     hash_static(c.hasher, v);
   } else if (v.isInt()) {
     c.hasher.add(50);
     const auto n = v.toInt();
-    add_number(c, static_cast<uint64_t>(n), Pack::I64, steady || n == 0 || n == 1);
+    add_number(c, static_cast<uint64_t>(n), Pack::I64, steady || (!varies && (n == 0 || n == 1)));
   } else {
     c.hasher.add(51);
     const auto x = v.toDouble();
     // The pack is fixed once every operand was seen.
-    add_number(c, bits_of(x), Pack::F32, steady || x == 0.0 || x == 1.0);
+    add_number(c, bits_of(x), Pack::F32, steady || (!varies && (x == 0.0 || x == 1.0)));
   }
 }
 
@@ -137,8 +148,11 @@ void add_tensor(Call& c, const OpDescription& d, const at::Tensor& t, bool writt
     // `x + 2`: a Python number that PyTorch wrapped in a tensor.
     c.hasher.add(24);
     const auto kind = t.scalar_type();
-    if (kind == at::kDouble) add_scalar(c, element_of<double>(t), false);
-    else if (kind == at::kLong) add_scalar(c, element_of<int64_t>(t), false);
+    const bool varies = d.fills && writes_part(c);
+    // A tensor filled with True holds what it holds filled with 1.
+    if (kind == at::kBool && d.fills) add_scalar(c, int64_t{t.item<bool>()}, false, false, varies);
+    else if (kind == at::kDouble) add_scalar(c, element_of<double>(t), false, false, varies);
+    else if (kind == at::kLong) add_scalar(c, element_of<int64_t>(t), false, false, varies);
     else if (kind == at::kBool) add_scalar(c, t.item<bool>(), false);
     else if (kind == at::kUInt64) add_scalar(c, c10::IValue(t.item()), false);
     else add_scalar(c, c10::IValue(t.item<c10::complex<double>>()), false);
@@ -223,6 +237,31 @@ bool overflows(at::ScalarType to, Number x) {
   }
 }
 
+// Whether a gradient has the shape of the window that the numbers say, which are no part of the
+// signature. `fits` in recorder/windows.py says the same.
+bool window_fits(const c10::IValue* args, size_t n) {
+  const auto grad = args[0].toTensor();
+  auto sizes = args[1].toIntVector();
+  const auto rank = static_cast<int64_t>(sizes.size());
+  auto dim = args[2].toInt();
+  if (dim < -rank || dim >= rank) return false;
+  if (dim < 0) dim += rank;
+  const auto size = sizes[dim];
+  const auto clamped = [size](int64_t i, int64_t least) {
+    return std::clamp(i < 0 ? i + size : i, least, size);
+  };
+  if (n == 4) {  // select_backward
+    const auto index = args[3].toInt();
+    sizes.erase(sizes.begin() + dim);
+    return index >= -size && index < size && grad.sizes() == sizes;
+  }
+  const auto step = args[5].toInt();
+  if (step <= 0) return false;
+  const auto start = clamped(args[3].toInt(), 0), end = clamped(args[4].toInt(), start);
+  sizes[dim] = (end - start + step - 1) / step;
+  return grad.sizes() == sizes;
+}
+
 // Lifted numbers are no part of the signature, but whether PyTorch takes them is: a number that does not
 // fit the dtype of an operand, divides integers by zero, or lies outside the bounds of its argument, makes
 // another signature, about which Python is asked. Numbers up to 127 fit every dtype.
@@ -303,7 +342,11 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         }
         break;
       }
-      case Policy::Number: add_scalar(c, v, d.compiled_in[i], d.steady[i]); break;
+      case Policy::Number:
+        add_scalar(
+            c, d.fills && v.isBool() ? c10::IValue(int64_t{v.toBool()}) : v, d.compiled_in[i],
+            d.steady[i], d.fills && writes_part(c));
+        break;
       case Policy::NumberList: {
         if (v.isNone()) {
           c.hasher.add(20);
@@ -321,6 +364,11 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
         break;
       }
       case Policy::Integers: {
+        if (v.isInt()) {
+          c.hasher.add(64);
+          add_number(c, static_cast<uint64_t>(v.toInt()), Pack::I64, false);
+          break;
+        }
         const auto list = v.toIntVector();
         c.hasher.add(63);
         c.hasher.add(list.size());
@@ -338,6 +386,7 @@ void gather(Call& c, const OpDescription& d, const c10::IValue* args, size_t n) 
   }
   for (const auto& w : c.writes) c.hasher.add(w.overwrites ? 31 : 32);
   if (!c.numbers.empty() || !d.bounds.empty()) hash_refusable(c, d, args);
+  if (d.window && !window_fits(args, n)) c.hasher.add(93);
   // Inputs that share a storage with a written tensor matter to PyTorch's overlap checks.
   for (size_t k = 0; k < c.writes.size(); ++k)
     for (size_t i = 0; i < c.reads.size(); ++i) {

@@ -45,6 +45,8 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->precision = info["precision"].cast<bool>();
   d->wide_numbers = info["wide_numbers"].cast<bool>();
   d->divides = info["divides"].cast<bool>();
+  d->window = info["window"].cast<bool>();
+  d->fills = info["fills"].cast<bool>();
   d->checks = info["checks"].cast<bool>();
   for (auto b : info["bounds"]) {
     auto t = b.cast<py::tuple>();

@@ -57,6 +57,8 @@ struct OpDescription {
   bool precision = false;        // depends on the float32 matmul precision
   bool wide_numbers = false;     // float numbers travel in 64 bits
   bool divides = false;          // an integer divided by zero is an error
+  bool window = false;           // puts a gradient where its numbers say
+  bool fills = false;            // stores a number
   bool checks = false;           // values may be errors that a program finds (checks.h)
   std::vector<Bounds> bounds;    // of number arguments that PyTorch checks
   py::object python;             // the overload, passed back to Python on a miss
