@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
@@ -120,3 +121,31 @@ def test_jax_arrays_in_a_compiled_function() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="tpu_kernels.jax_op"):
         torch.compile(step, fullgraph=True)(x)
+
+
+def _channels_last(device: str, *shape: int) -> torch.Tensor:
+    x = torch.randn(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    on_device = torch.empty_strided(x.size(), x.stride(), device=device)
+    return on_device.copy_(x).requires_grad_()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions_lie_as_those_of_the_cpu(dims: int, dynamic: bool) -> None:
+    def rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = getattr(F, f"conv{dims}d")(x, weight)
+        return y if dims == 1 else y.movedim(1, -1).view(-1, 6)  # an error with other strides
+
+    compiled = torch.compile(rows, dynamic=dynamic)
+    for batch in (2, 4):
+        results = []
+        for device, function in (("cpu", rows), ("tpu", compiled)):
+            torch.manual_seed(batch)
+            x = _channels_last(device, batch, 4, *[5, 6, 7][:dims])
+            weight = torch.randn(6, 4, *[2] * dims).to(device).requires_grad_()
+            y = function(x, weight)
+            gradients = torch.autograd.grad(y.square().sum(), [x, weight])
+            results.append([t.detach() for t in (y, *gradients)])
+        for expected, result in zip(*results):
+            assert result.stride() == expected.stride()
+            torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-3)
