@@ -241,3 +241,27 @@ def test_what_lies_between_ops_that_differ_is_one_program(monkeypatch):
     assert delta["host_parts"] > 0
     # Each convolution would be a program of its own, and what is between them another.
     assert delta["executions"] <= 4 * len(left)
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_a_longer_loop_at_another_line_is_beyond_the_limit():
+    """Of the same ops, three times as many: most of them are in no earlier program."""
+    weight = torch.randn(4, 4) * 0.2
+
+    def loop(device: str, n: int) -> torch.Tensor:
+        x, w = torch.ones(3, 4).to(device), weight.to(device)
+        y = x
+        for _ in range(n):
+            y = torch.tanh(y @ w) + x
+        return y
+
+    def short(n: int) -> None:
+        got = loop("tpu", n).exp().cpu()
+        torch.testing.assert_close(got, loop("cpu", n).exp())
+
+    def long(n: int) -> None:
+        got = loop("tpu", n).exp().cpu()
+        torch.testing.assert_close(got, loop("cpu", n).exp())
+
+    compiles(short, range(8, 8 + LIMIT + 2))
+    assert compiles(long, [60, 71, 66]) == 0

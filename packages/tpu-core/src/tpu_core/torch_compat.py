@@ -107,10 +107,11 @@ def name_device_of_meta() -> None:
     asked = functions.device_hint
 
     def device_hint(tensor: torch.Tensor) -> str:
-        if _meta_of_cpu.is_meant and tensor.device.type == "meta":
-            return "cpu"
         hint = asked(tensor)
-        return "cpu" if hint == "tpu" else hint
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return hint  # more ops have integers on a GPU, as `histc`
+        is_of_cpu = _meta_of_cpu.is_meant and tensor.device.type == "meta"
+        return "cpu" if is_of_cpu or hint == "tpu" else hint
 
     functions.device_hint = device_hint
 

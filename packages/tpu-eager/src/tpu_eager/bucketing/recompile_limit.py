@@ -38,6 +38,7 @@ _BUCKETS = 4  # programs of a form that count as one: two of sizes, two padded o
 _MOST_COUNTED = 1_024  # segments of a line
 _LEAST_OPS = 16  # that are a program of their own, if none of them is a product
 _COMBINE = "tpu.combine_words.default"
+_REPETITION = "repetition"
 PART = "part of a segment that varies"  # why such a segment ends, as op_by_op.cpp has it
 
 
@@ -124,7 +125,10 @@ class RecompileLimit:
     def is_reached(self, s: Segment, form: str) -> bool:
         """Return whether a segment's line has as many programs as it may have."""
         limit = config().recompile_limit
-        site = self._sites.get(_key(s)) or self._alike(s, limit)
+        site = self._sites.get(_key(s))
+        # A loop is cut after any op of its body: at one line it may be cut at many.
+        if site is None or (s.cut == _REPETITION and site.programs < limit):
+            site = self._alike(s, limit) or site
         if not limit or site is None:
             return False
         if s.cut == PART:
@@ -153,8 +157,7 @@ class RecompileLimit:
                 continue
             _read(other)
             forms = forms or Counter(_forms(s))
-            is_alike = any(2 * (forms & Counter(ops)).total() >= forms.total() for ops in other.ops)
-            if is_alike and _count(other) >= limit:
+            if any(_is_alike(forms, Counter(ops)) for ops in other.ops) and _count(other) >= limit:
                 site = self._site(s)
                 site.take_over(other)
                 return site
@@ -247,6 +250,11 @@ class RecompileLimit:
         forms, sizes = _forms(s), _sizes(s)
         others = [z for f, z in zip(list(site.ops), list(site.sizes)) if f == forms]
         return [any(z[i] != n for z in others) for i, n in enumerate(sizes)]
+
+
+def _is_alike(forms: Counter[int], others: Counter[int]) -> bool:
+    """Return whether half of a segment's ops are another's, or all are, as of a longer loop."""
+    return 2 * (forms & others).total() >= forms.total() or forms.keys() <= others.keys()
 
 
 def _may_run_on_host(s: Segment, node: Node) -> bool:
