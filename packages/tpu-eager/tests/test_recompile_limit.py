@@ -265,3 +265,29 @@ def test_a_longer_loop_at_another_line_is_beyond_the_limit():
 
     compiles(short, range(8, 8 + LIMIT + 2))
     assert compiles(long, [60, 71, 66]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
+def test_transforms_and_norms_of_complex_numbers_run_by_cpu_kernels():
+    """An FFT of another length is no program on padded arrays: it alone runs by a CPU kernel."""
+    weights = [torch.randn(3, 1) for _ in range(20)]
+
+    def work(device: str, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(device)
+        for w in weights:
+            x = torch.tanh(x * w.to(device))
+        f = torch.fft.rfft(x)
+        norms = torch.stack(torch._foreach_norm([f, f * 2]))
+        y = torch.fft.irfft(f, n=x.size(1))
+        for w in weights:
+            y = torch.tanh(y * w.to(device)) + norms[0]
+        return y
+
+    def run(n: int) -> None:
+        x = torch.randn(3, n)
+        torch.testing.assert_close(work("tpu", x).cpu(), work("cpu", x), rtol=1e-4, atol=1e-5)
+
+    compiles(run, range(10, 10 + LIMIT + 4))
+    before = METRICS.snapshot()
+    assert compiles(run, range(30, 40)) <= 2  # buckets of what is before and after
+    assert METRICS.delta(before)["host_parts"] > 0

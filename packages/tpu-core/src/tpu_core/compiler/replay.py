@@ -159,7 +159,12 @@ def _by_cpu(
     given = dict(zip(plan.positional_names(), positional), **keywords)
     out = flatten(plan.compute.out)
     if op.takes_dtype and given.get("dtype") is None and out[0] is not None:
-        given["dtype"] = TO_TORCH[out[0].dtype]
+        dtype = TO_TORCH[out[0].dtype]
+        # A norm of complex numbers is real, and takes a complex dtype alone.
+        is_norm = not dtype.is_complex and any(
+            isinstance(t, torch.Tensor) and t.is_complex() for t in flatten(positional)
+        )
+        given["dtype"] = None if is_norm else dtype
     results = op.call(**given)
     flat = flatten(results if isinstance(results, tuple) else (results,))
     flat = [_as_expected(r, e) for r, e in zip(flat, out, strict=True)]

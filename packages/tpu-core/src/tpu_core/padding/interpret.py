@@ -113,29 +113,30 @@ def run(
     Raises:
         NotPaddableError: The traces differ in more than sizes, or an equation has no rule.
     """
-    consts = []
+    consts: list[Padded | None] = []
     if any(len(t.consts) != len(traces[0].consts) for t in traces):
         raise NotPaddableError("its ops depend on a size")
     for values in zip(*(t.consts for t in traces), strict=True):
         first = np.asarray(values[0])
-        if any(np.shape(v) != first.shape for v in values[1:]):
-            raise NotPaddableError("a constant array depends on a size")
-        if any(not _same(first, v) for v in values[1:]):
-            raise NotPaddableError("a constant array depends on a size")
-        consts.append(whole(jnp.asarray(first)))
+        is_same = all(_same(first, v) for v in values[1:])
+        consts.append(whole(jnp.asarray(first)) if is_same else None)
     return _run(context, [t.jaxpr for t in traces], consts, inputs)
 
 
 def _run(
-    context: PaddingContext, traces: list[Jaxpr], consts: Sequence[Padded], inputs: Sequence[Padded]
+    context: PaddingContext,
+    traces: list[Jaxpr],
+    consts: Sequence[Padded | None],
+    inputs: Sequence[Padded],
 ) -> list[Padded]:
+    """`run` of jaxprs; a constant array that the traces differ in is None."""
     first, *others = traces
     if any(len(t.eqns) != len(first.eqns) for t in others):
         raise NotPaddableError("its ops depend on a size")
-    values: dict[Any, Padded] = {}
+    values: dict[Any, Padded | None] = {}
     twins: dict[Any, tuple[Any, ...]] = {}
 
-    def write(atoms: tuple[Any, ...], value: Padded) -> None:
+    def write(atoms: tuple[Any, ...], value: Padded | None) -> None:
         values[atoms[0]], twins[atoms[0]] = value, atoms[1:]
 
     def read(atoms: tuple[Any, ...]) -> Padded:
@@ -146,7 +147,9 @@ def _run(
             return whole(context.number([np.asarray(c, atoms[0].aval.dtype) for c in constants]))
         if any(isinstance(a, Literal) for a in atoms) or twins[atoms[0]] != atoms[1:]:
             raise NotPaddableError("its ops depend on a size")
-        return values[atoms[0]]
+        if (value := values[atoms[0]]) is None:
+            raise NotPaddableError("a constant array depends on a size")
+        return value
 
     for atoms, value in zip(zip(*(t.constvars for t in traces)), consts):
         write(atoms, value)
