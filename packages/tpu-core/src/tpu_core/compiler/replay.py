@@ -162,7 +162,7 @@ def _by_cpu(
         dtype = TO_TORCH[out[0].dtype]
         # A norm of complex numbers is real, and takes a complex dtype alone.
         is_norm = not dtype.is_complex and any(
-            isinstance(t, torch.Tensor) and t.is_complex() for t in flatten(positional)
+            isinstance(t, torch.Tensor) and t.is_complex() for t in flatten(tuple(positional))
         )
         given["dtype"] = None if is_norm else dtype
     results = op.call(**given)
