@@ -102,5 +102,7 @@ def of_convolution(x: torch.Tensor, weight: torch.Tensor, *parameters: Any) -> t
     if x.is_contiguous() and weight.is_contiguous():
         return torch.contiguous_format
     # Memory is not touched, so that it costs nothing.
-    x, weight = (torch.empty_strided(t.size(), t.stride(), dtype=t.dtype) for t in (x, weight))
+    x, weight = (
+        torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu") for t in (x, weight)
+    )
     return torch_compat.convolution_format(x, weight, *parameters)
