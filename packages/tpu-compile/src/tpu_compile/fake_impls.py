@@ -39,24 +39,25 @@ def _laid_out(implementation: Callable[..., Any]) -> Callable[..., Any]:
         x, weight = given["input"], given["weight"]
         if x.device.type != "tpu" or (x.is_contiguous() and weight.is_contiguous()):
             return found
-        layouts = _layouts(op, given)
-        if layouts is None:
+        dims = _dims_in_memory(op, given)
+        if dims is None:
             return found
-        results = found if isinstance(found, (list, tuple)) else [found]
         with mode:
             laid_out = [
-                t if t is None or t.dim() < 3 else _empty(t, layout)
-                for t, layout in zip(results, layouts)
+                t
+                if t is None
+                else torch.empty_permuted(t.size(), order, dtype=t.dtype, device=t.device)
+                for t, order in zip(_listed(found), dims)
             ]
         return tuple(laid_out) if isinstance(found, (list, tuple)) else laid_out[0]
 
     return convolution
 
 
-def _layouts(op: Any, given: dict[str, Any]) -> list[torch.memory_format | None] | None:
-    """Memory formats of the results at the sizes that a trace is made with; None without such."""
-    from torch._prims_common import suggest_memory_format
-
+def _dims_in_memory(op: Any, given: dict[str, Any]) -> list[list[int]] | None:
+    """Dims of the results from the outermost in memory, at the sizes that a trace is made with;
+    None without such sizes.
+    """
     from tpu_core.extend import meta_function
 
     def replica(t: torch.Tensor) -> torch.Tensor:
@@ -68,10 +69,12 @@ def _layouts(op: Any, given: dict[str, Any]) -> list[torch.memory_format | None]
         replicas = tree_map_only(torch.SymInt, _hint, replicas)
     except ValueError:
         return None
-    found = meta_function(str(op))(*replicas.values())
-    results = found if isinstance(found, (list, tuple)) else [found]
-    images = [t.unsqueeze(2) if t is not None and t.dim() == 3 else t for t in results]
-    return [None if t is None else suggest_memory_format(t) for t in images]
+    found = _listed(meta_function(str(op))(*replicas.values()))
+    return [[] if t is None else [*t.dim_order()] for t in found]
+
+
+def _listed(results: Any) -> list[Any]:
+    return [*results] if isinstance(results, (list, tuple)) else [results]
 
 
 def _hint(n: Any) -> int:
@@ -80,10 +83,3 @@ def _hint(n: Any) -> int:
     if not n.node.has_hint():
         raise ValueError(f"{n} has no value in the trace")
     return int(n.node.hint)
-
-
-def _empty(t: torch.Tensor, layout: torch.memory_format | None) -> torch.Tensor:
-    layout = layout or torch.contiguous_format
-    if t.dim() == 3:
-        return _empty(t.unsqueeze(2), layout).squeeze(2)
-    return torch.empty(t.size(), dtype=t.dtype, device=t.device, memory_format=layout)

@@ -4,9 +4,7 @@ and goes with it; that of the extension is ``csrc/runtime/torch_compat.h``.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,63 +73,6 @@ def stricter_meta_functions() -> dict[str, Callable[..., Any]]:
         "aten.embedding.default": embedding,
         "aten._weight_int8pack_mm.default": weight_int8pack_mm,
     }
-
-
-class _MetaOfCpu(threading.local):
-    """Device for which tensors on ``meta`` stand in this thread: the CPU, or what PyTorch takes."""
-
-    is_meant = False
-
-
-_meta_of_cpu = _MetaOfCpu()
-
-
-@contextmanager
-def meta_of_cpu() -> Iterator[None]:
-    """Have PyTorch's meta functions give the strides of CPU kernels, where they give a GPU's else.
-
-    The functions ask for the device that a tensor stands for, and take a GPU for the device of one
-    that says nothing.
-    """
-    before, _meta_of_cpu.is_meant = _meta_of_cpu.is_meant, True
-    try:
-        yield
-    finally:
-        _meta_of_cpu.is_meant = before
-
-
-def name_device_of_meta() -> None:
-    """Make `meta_of_cpu` known to PyTorch; fake tensors of the device stand for the CPU's."""
-    import torch._meta_registrations as functions
-
-    asked = functions.device_hint
-
-    def device_hint(tensor: torch.Tensor) -> str:
-        hint = asked(tensor)
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            return hint  # more ops have integers on a GPU, as `histc`
-        is_of_cpu = _meta_of_cpu.is_meant and tensor.device.type == "meta"
-        return "cpu" if is_of_cpu or hint == "tpu" else hint
-
-    functions.device_hint = device_hint
-
-
-def convolution_format(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> torch.memory_format:
-    """Memory format of the results of a convolution of CPU tensors, whose values are not read."""
-    parameters = (stride, padding, dilation, transposed, output_padding, groups)
-    backend = torch._C._select_conv_backend(x, weight, None, *parameters, None)
-    if x.dim() == 3:
-        x, weight = x.contiguous().unsqueeze(2), weight.unsqueeze(2)
-    return torch._C._conv_determine_backend_memory_format(x, weight, backend)
 
 
 # Registrations end with their library objects.

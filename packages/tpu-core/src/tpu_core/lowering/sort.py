@@ -179,8 +179,8 @@ def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
 def histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.Array:
     """Counts in equal bins from ``min`` to ``max``, or over the data's range where they are equal.
 
-    Elements outside, NaN among them, are dropped. What ATen rejects (an infinite range) gives
-    zeros.
+    Elements outside, NaN among them, are dropped. Data that are infinite or NaN, over whose range
+    ATen refuses to count, give zeros: the check says so.
     """
     flat = lax.reshape(x, (x.size,))
     low, high = cast(min, x.dtype), cast(max, x.dtype)

@@ -5,13 +5,15 @@ A program has the strides that the CPU's kernels give: ``view`` raises for some 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._meta_registrations as meta_functions
 from torch._prims_common import suggest_memory_format
 
-from tpu_core import torch_compat
 from tpu_core.recorder.functional_variants import overload_name
 
 # Ops whose first result has the format that the argument at this position suggests: channels last
@@ -81,10 +83,11 @@ def as_on_cpu(op: torch._ops.OpOverload, args: Sequence[Any], result: Any) -> An
 
 
 def empty(x: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
-    """A tensor like ``x`` in a format; one of three dims lies as an image of one row does."""
-    if x.dim() == 3 and layout == torch.channels_last:
-        return empty(x.unsqueeze(2), layout).squeeze(2)
-    return torch.empty(x.size(), dtype=x.dtype, device=x.device, memory_format=layout)
+    """A tensor like ``x``, contiguous or with channels last, whatever the number of its dims."""
+    dims = [*range(x.dim())]
+    if layout != torch.contiguous_format:
+        dims.append(dims.pop(1))
+    return torch.empty_permuted(x.size(), dims, dtype=x.dtype, device=x.device)
 
 
 def suggested(x: torch.Tensor) -> torch.Tensor:
@@ -105,4 +108,44 @@ def of_convolution(x: torch.Tensor, weight: torch.Tensor, *parameters: Any) -> t
     x, weight = (
         torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu") for t in (x, weight)
     )
-    return torch_compat.convolution_format(x, weight, *parameters)
+    backend = torch._C._select_conv_backend(x, weight, None, *parameters, None)
+    if x.dim() == 3:  # PyTorch computes it as an image of one row
+        x, weight = x.contiguous().unsqueeze(2), weight.unsqueeze(2)
+    return torch._C._conv_determine_backend_memory_format(x, weight, backend)
+
+
+class _MetaOfCpu(threading.local):
+    """Device for which tensors on ``meta`` stand in this thread: the CPU, or what PyTorch takes."""
+
+    is_meant = False
+
+
+_meta_of_cpu = _MetaOfCpu()
+
+
+@contextmanager
+def meta_of_cpu() -> Iterator[None]:
+    """Have PyTorch's meta functions give the strides of CPU kernels, where they give a GPU's else.
+
+    The functions ask for the device that a tensor stands for, and take a GPU for the device of one
+    that says nothing.
+    """
+    before, _meta_of_cpu.is_meant = _meta_of_cpu.is_meant, True
+    try:
+        yield
+    finally:
+        _meta_of_cpu.is_meant = before
+
+
+def name_device_of_meta() -> None:
+    """Make `meta_of_cpu` known to PyTorch; fake tensors of the device stand for the CPU's."""
+    asked = meta_functions.device_hint
+
+    def device_hint(tensor: torch.Tensor) -> str:
+        hint = asked(tensor)
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return hint  # more ops have integers on a GPU, as `histc`
+        is_of_cpu = _meta_of_cpu.is_meant and tensor.device.type == "meta"
+        return "cpu" if is_of_cpu or hint == "tpu" else hint
+
+    meta_functions.device_hint = device_hint

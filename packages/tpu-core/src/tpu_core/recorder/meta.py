@@ -23,7 +23,7 @@ from tpu_core.recorder.scaled import scaled_mm, scaled_mm_v2
 from tpu_core.recorder.suspicions import passed, suspicious
 
 torch_compat.complete_meta_functions()
-torch_compat.name_device_of_meta()
+memory_formats.name_device_of_meta()
 # Overloads without a meta function whose outputs are those of another overload.
 _LIKE = {
     "aten.convolution_overrideable.default": torch.ops.aten.convolution.default,
@@ -206,7 +206,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         Exception: The meta function refuses an op that the CPU does not have.
     """
     schema = op._schema.arguments
-    with _disable_current_modes(), torch.no_grad(), torch_compat.meta_of_cpu():
+    with _disable_current_modes(), torch.no_grad(), memory_formats.meta_of_cpu():
         convert = MetaTensors()
         twins = [convert(a) for a in args]
         if overload_name(op) in _HOST_VALUE:

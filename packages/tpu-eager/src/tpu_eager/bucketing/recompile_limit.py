@@ -38,8 +38,9 @@ _BUCKETS = 4  # programs of a form that count as one: two of sizes, two padded o
 _MOST_COUNTED = 1_024  # segments of a line
 _LEAST_OPS = 16  # that are a program of their own, if none of them is a product
 _COMBINE = "tpu.combine_words.default"
+# Why a segment ends, as cut_points.h and op_by_op.cpp have it.
 _REPETITION = "repetition"
-PART = "part of a segment that varies"  # why such a segment ends, as op_by_op.cpp has it
+PART = "part of a segment that varies"
 
 
 @dataclass(slots=True)
