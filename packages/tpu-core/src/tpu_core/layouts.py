@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tpu_core import _C
+
 _NESTED = (
     "nested",
     "Make the tensor with layout=torch.jagged, which the device has.",
@@ -53,7 +55,8 @@ def register_others() -> None:
 
     _register("SparseCsrPrivateUse1", "call_compressed")
     dense = torch.library.Library("aten", "IMPL", "PrivateUse1")
-    for name in conversions.NAMES:
+    _C.share_kernels("PrivateUse1", "CPU", sorted(conversions.SHARED))
+    for name in conversions.KERNELS:
         dense.impl(name, _kernel("call_conversion", _overload(name)))
     for name in _NESTINGS:
         dense.impl(name, functools.partial(_raises(*_NESTED), _overload(name)))
@@ -92,7 +95,6 @@ def _refuse(key: str, kind: str, remedy: str) -> None:
 
 def _raises(kind: str, remedy: str) -> Callable[..., Any]:
     def fail(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-        from tpu_core import _C
         from tpu_core.errors import UnsupportedOpError
 
         raise UnsupportedOpError(

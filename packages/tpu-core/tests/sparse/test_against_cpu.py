@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +137,28 @@ def test_with_dense(layout: str) -> None:
         assert_same(lambda a, b: (a * b, a + b, a.sparse_mask(b.coalesce())), COO[layout], sparse)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+def test_rows(dtype: torch.dtype) -> None:
+    """Updates of some rows, as optimizers make them of gradients of embeddings."""
+    values = (torch.arange(8.0).reshape(4, 2) - 3).to(dtype)
+    rows = torch.sparse_coo_tensor(torch.tensor([[3, 0, 3, 1]]), values, (5, 2))
+    table = (torch.arange(10.0).reshape(5, 2) - 2).to(dtype)
+    for sparse in (rows, rows.coalesce(), rows.coalesce() * 0):
+        assert_same(lambda d, s: (d.add_(s), d.add_(s, alpha=-3)), table, sparse)
+        assert_same(lambda d, s: d.add_(s, alpha=-1.5), table, sparse)
+        assert_same(lambda d, s: (d + s, d.sparse_mask(s)), table, sparse)
+
+
+def test_first_op_is_no_fallback() -> None:
+    program = """
+import torch
+table = torch.ones(4, 2, device="tpu", requires_grad=True)
+torch.nn.functional.embedding(torch.tensor([1, 3]).to("tpu"), table, sparse=True).sum().backward()
+assert table.grad.layout == torch.sparse_coo and torch.tpu.metrics()["fallbacks"] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
 def test_batched_product() -> None:
     batch = torch.arange(24.0).reshape(2, 3, 4).fmod(5).relu().to_sparse()
     assert_same(torch.bmm, batch, torch.arange(16.0).reshape(2, 4, 2))
@@ -212,6 +236,9 @@ def test_wrong_calls_raise_the_errors_of_the_cpu() -> None:
         lambda s: s @ torch.ones(2, 2, device=s.device),
         lambda s: s + 1,
         lambda s: s.indices(),
+        lambda s: torch.ones(2, 3, device=s.device).add_(s, alpha=1j),
+        lambda s: torch.ones(2, 3, device=s.device).int().add_(s),
+        lambda s: torch.ones(2, 4, device=s.device).sparse_mask(s),
     ]
     for call in calls:
         with pytest.raises(RuntimeError) as expected:

@@ -53,4 +53,3 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_convert_indices_from_csr_to_coo": csr_to_coo,
     "_convert_indices_from_csr_to_coo.out": csr_to_coo_out,
 }
-NAMES = sorted(SHARED | set(KERNELS))

@@ -64,10 +64,20 @@ def coalesce(x: Tensor) -> Tensor:
 
 def add_out(self: Any, other: Any, *, alpha: Any = 1, out: Tensor) -> Any:
     """``aten::add.out`` of two sparse tensors, or of a dense and a sparse one."""
+    if out is self and _adds_rows(self, other, alpha):
+        values = other._values()
+        values = values if alpha == 1 else values * alpha
+        # On the CPU in half the time of index_add_.
+        return out.index_put_((other._indices()[0],), values, accumulate=True)
     if not isinstance(self, Tensor) or not isinstance(other, Tensor):
         return NotImplemented  # PyTorch's error for a number
     dtype = torch.result_type(self, other)
-    _require_cast(dtype, out.dtype)
+    if not torch.can_cast(dtype, out.dtype) or (
+        isinstance(alpha, complex) and not dtype.is_complex
+    ):
+        return NotImplemented  # PyTorch's error
+    if not (dtype.is_floating_point or dtype.is_complex):
+        alpha = bool(alpha) if dtype == torch.bool else int(alpha)  # as in ATen
     if not self.is_sparse:
         return _add_to_dense(self, other, alpha, dtype, out)
     if not other.is_sparse:
@@ -89,6 +99,20 @@ def add_out(self: Any, other: Any, *, alpha: Any = 1, out: Tensor) -> Any:
         torch.cat([self._indices(), other._indices()], 1), values, tuple(self.shape), False
     )
     return _store(out, total.coalesce() if both else total)
+
+
+def _adds_rows(dense: Any, x: Any, alpha: Any) -> bool:
+    """Whether ``x`` is a gradient of some rows of ``dense``, times ``alpha``."""
+    return (
+        isinstance(dense, Tensor)
+        and isinstance(x, Tensor)
+        and not dense.is_sparse
+        and dense.dtype == x.dtype
+        and dense.is_floating_point()
+        and not isinstance(alpha, complex)
+        and dense.shape == x.shape
+        and x.sparse_dim() == 1
+    )
 
 
 def _add_to_dense(dense: Tensor, x: Tensor, alpha: Any, dtype: torch.dtype, out: Tensor) -> Tensor:
@@ -145,7 +169,14 @@ def sparse_mask(self: Tensor, mask: Tensor) -> Any:
     """``aten::sparse_mask``: elements of ``self``, sparse or dense, at the indices of ``mask``."""
     if self.is_sparse and mask.is_sparse:
         return sparse_mask_projection(self, mask)
-    return torch.ops.aten.sparse_mask.default.redispatch(_SPARSE, self, mask)
+    if self.layout != torch.strided or self.shape != mask.shape or not mask.sparse_dim():
+        return torch.ops.aten.sparse_mask.default.redispatch(_SPARSE, self, mask)
+    indices = mask._indices()
+    if len(indices) == 1:
+        values = self.index_select(0, indices[0])
+    else:
+        values = self[tuple(indices)]
+    return make(indices.clone(), values, tuple(mask.shape), mask.is_coalesced())
 
 
 def sparse_mask_projection(self: Tensor, mask: Tensor, accumulate_matches: bool = False) -> Tensor:
@@ -268,24 +299,9 @@ def by_number(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return kernel
 
 
-def without_numbers(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """A sum or difference: ATen's kernel, which refuses a number."""
-
-    def kernel(self: Any, other: Any, **kwargs: Any) -> Any:
-        if not isinstance(self, Tensor) or not isinstance(other, Tensor):
-            raise RuntimeError(_NO_DENSE)
-        return op.redispatch(_SPARSE, self, other, **kwargs)
-
-    return kernel
-
-
 _NO_DENSE = "add(sparse, dense) is not supported. Use add(dense, sparse) instead."
 _aten = torch.ops.aten
 KERNELS: dict[str, Callable[..., Any]] = {
-    "add.Tensor": without_numbers(_aten.add.Tensor),
-    "add_.Tensor": without_numbers(_aten.add_.Tensor),
-    "sub.Tensor": without_numbers(_aten.sub.Tensor),
-    "sub_.Tensor": without_numbers(_aten.sub_.Tensor),
     "mul.Tensor": by_number(_aten.mul.Tensor),
     "mul_.Tensor": by_number(_aten.mul_.Tensor),
     "div.Tensor": by_number(_aten.div.Tensor),

@@ -16,6 +16,7 @@
 #include "recorder/threads.h"
 #include "runtime/ended_threads.h"
 #include "runtime/python.h"
+#include "runtime/shared_kernels.h"
 #include "runtime/source_location.h"
 #include "values/device.h"
 #include "values/memory.h"
@@ -212,6 +213,7 @@ PYBIND11_MODULE(_C, m) {
   park_ended_threads();
   m.def("register_device", &register_device);
   m.def("register_overloads", &register_overloads);
+  m.def("share_kernels", &share_kernels);
   m.def("register_differentiable", &register_differentiable);
   m.def("register_not_differentiable", &register_not_differentiable);
   m.def("op_caller", &op_caller);
