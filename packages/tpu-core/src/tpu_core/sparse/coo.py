@@ -102,7 +102,7 @@ def add_out(self: Any, other: Any, *, alpha: Any = 1, out: Tensor) -> Any:
 
 
 def _adds_rows(dense: Any, x: Any, alpha: Any) -> bool:
-    """Whether ``x`` is a gradient of some rows of ``dense``, times ``alpha``."""
+    """Return whether ``x`` is a gradient of some rows of ``dense``, times ``alpha``."""
     return (
         isinstance(dense, Tensor)
         and isinstance(x, Tensor)

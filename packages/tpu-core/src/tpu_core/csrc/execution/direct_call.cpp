@@ -182,19 +182,36 @@ c10::IValue DirectCall::on_host(const c10::IValue& v, size_t& next) const {
   return v;
 }
 
+bool DirectCall::put_small(const c10::IValue* args, torch::jit::Stack& stack, size_t first) const {
+  SmallResults made;
+  if (function_ || !compute_small(args, made)) return false;
+  stack.resize(first);
+  if (d_.returns.empty()) return true;  // lists in place
+  if (!args[0].isTensorList()) {
+    stack.emplace_back(made.empty() ? operands_[0] : made[0]);
+  } else {
+    c10::List<at::Tensor> list;
+    list.reserve(made.size());
+    for (auto& t : made) list.push_back(std::move(t));
+    stack.emplace_back(std::move(list));
+  }
+  return true;
+}
+
 bool DirectCall::run(torch::jit::Stack& stack) {
   const size_t n = d_.policies.size(), first = stack.size() - n;
   c10::SmallVector<c10::IValue, 8> args;
   args.reserve(n);
   for (size_t i = 0; i < n; ++i) args.push_back(std::move(stack[first + i]));
-  size_t next = 0;
-  for (size_t i = 0; i < n; ++i) stack[first + i] = on_host(args[i], next);
   auto put_back = [&] {
     stack.resize(first);
     for (auto& a : args) stack.push_back(std::move(a));
   };
   try {
     const bool has_run = run([&] {
+      if (put_small(args.data(), stack, first)) return;
+      size_t next = 0;
+      for (size_t i = 0; i < n; ++i) stack[first + i] = on_host(args[i], next);
       if (function_) {
         torch::jit::Stack own(stack.begin() + static_cast<ptrdiff_t>(first), stack.end());
         stack.resize(first);

@@ -5,6 +5,7 @@
 
 #include "execution/host_kernels.h"
 #include "execution/host_memory.h"
+#include "execution/small_pointwise.h"
 #include "recorder/record.h"
 #include "recorder/tier_key.h"
 #include "recorder/trace.h"
@@ -63,6 +64,10 @@ class DirectCall {
     if (is_first_) resume_collector();
     return true;
   }
+  // Computes a pointwise op of small tensors, for `run`; false where the kernel is to. `args`: those of the call.
+  bool compute_small(const c10::IValue* args, SmallResults& made) const {
+    return d_.small && compute(*d_.small, args, operands_, made);
+  }
   // The device tensor of its only result.
   at::Tensor result(at::Tensor t) const;
   // The same on a stack: puts results in place of arguments.
@@ -73,6 +78,7 @@ class DirectCall {
   bool begin(const Mode& m, Lock& lock);
   void give_up();
   c10::IValue on_host(const c10::IValue& v, size_t& next) const;
+  bool put_small(const c10::IValue* args, torch::jit::Stack& stack, size_t first) const;
 
   const OpDescription& d_;
   const c10::IValue* args_;

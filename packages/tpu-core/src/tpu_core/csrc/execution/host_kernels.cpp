@@ -173,6 +173,7 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
     const auto unfit = kUnfitCalls.find(d.name);
     if (unfit != kUnfitCalls.end()) d.is_unfit_for_host = unfit->second;
     d.host = find();
+    if (d.host) d.small = small_pointwise(d.name);
   });
   return d.host ? &*d.host : nullptr;
 }

@@ -13,6 +13,7 @@
 namespace tpu {
 
 struct Mode;
+struct SmallPointwise;
 
 // How an argument of an overload enters its signature.
 enum class Policy : uint8_t {
@@ -66,6 +67,7 @@ struct OpDescription {
   // The CPU op that may stand for it (host_kernels.h), once looked for.
   mutable std::optional<c10::OperatorHandle> host;
   mutable UnfitCall is_unfit_for_host = nullptr;  // for some calls it may not
+  mutable const SmallPointwise* small = nullptr;  // loops for small tensors (small_pointwise.h)
   mutable std::once_flag host_sought;
   // Whether its calls may take the short way to it (direct_call.h); -1 where that was not asked yet.
   mutable std::atomic<int> direct{-1};

@@ -61,12 +61,18 @@ class Unboxed {
     {
       DirectCall call(d, arguments.data());
       if constexpr (std::is_reference_v<Result>) {
-        if (call && call.run([&] { call_kernel(call, args...); }))
+        SmallResults none;
+        if (call && call.run([&] {
+              if (!call.compute_small(arguments.data(), none)) call_kernel(call, args...);
+            }))
           return std::get<0>(std::tie(args...));
       } else {
-        at::Tensor made;
-        if (call && call.run([&] { made = call_kernel(call, args...); }))
-          return call.result(std::move(made));
+        SmallResults made;
+        if (call && call.run([&] {
+              if (!call.compute_small(arguments.data(), made))
+                made.push_back(call_kernel(call, args...));
+            }))
+          return call.result(std::move(made[0]));
       }
     }
     if (has_lazy_bits(arguments.data(), sizeof...(Args))) {
