@@ -135,3 +135,16 @@ def test_empty_and_zero_dim() -> None:
     for shape in ((), (0,), (2, 0, 3)):
         x = torch.ones(shape)
         compare(lambda x=x: (x + x, x * 2, x / x, x // x, x % x, x**2, x**x, x - 1))
+
+
+def test_a_broadcast_divisor_divides() -> None:
+    x = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    there = x.to("tpu")
+    for quotient in (
+        lambda x: x / x.amax(1, keepdim=True),
+        lambda x: x[:, :, None] / x[:, None],
+        lambda x: x / x[0],
+        lambda x: torch.div(x, x[:, :1], rounding_mode="floor"),
+    ):
+        assert torch.equal(quotient(there).cpu(), quotient(x))
+    assert torch.floor(there / there.amax(1, keepdim=True)).amax(1).sum().item() == 64

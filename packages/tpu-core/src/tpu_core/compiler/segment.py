@@ -25,8 +25,9 @@ from tpu_core.errors import (
     KernelRuleError,
     TpuError,
 )
-from tpu_core.lowering import implementations
+from tpu_core.lowering import implementations, selections
 from tpu_core.lowering.implementations import KernelSelection
+from tpu_core.lowering.views import WHOLE, Access
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 from tpu_core.recorder.plan import NodePlan
@@ -58,6 +59,25 @@ class Node:
     def name(self) -> str:
         """Name of the functional overload."""
         return self.plan.op if self.plan else "uninitialised memory"
+
+    def compared(self) -> list[int]:
+        """Operands that the program computes once for all that read them, see `selections`."""
+        if self.plan is None:
+            return []
+        slots = list(dict.fromkeys(self.operands))
+        if selections.selects(self.plan.op, (value for _, _, value in self.plan.template)):
+            return slots
+        if len(slots) == len(self.operands):
+            return []
+        reads: dict[int, set[Access]] = {}
+        for slot, access in zip(self.operands, self.plan.reads):
+            reads.setdefault(slot, set()).add(access)
+        # Where a window begins is no part of its access.
+        return [
+            slot
+            for slot, seen in reads.items()
+            if self.operands.count(slot) > 1 and any(a.form != WHOLE for a in seen)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +244,9 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 assert slot is not None
                 values[slot] = jnp.zeros(segment.slots[slot].shape, segment.slots[slot].dtype)
                 continue
+            for slot in node.compared():
+                if slot not in inputs:
+                    values[slot] = selections.shared(values[slot])
             operands = [values[i] for i in node.operands]
             try:
                 with jax.named_scope(f"{node.label}#{i}"), KernelSelection.recording() as uses:

@@ -62,7 +62,7 @@ def _softmax(
     top = _finite(jnp.max(s, axis=-1, keepdims=True, initial=-np.inf))
     e = jnp.exp(s - top)
     total = jnp.sum(e, axis=-1, keepdims=True)
-    p = e / jnp.where(total == 0, jnp.ones((), s.dtype), total)
+    p = e * lax.reciprocal(jnp.where(total == 0, jnp.ones((), s.dtype), total))
     return p, lax.squeeze(jnp.log(total) + top, (top.ndim - 1,))
 
 

@@ -28,7 +28,7 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 def softmax_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Softmax in ``x``'s own dtype; a row of -inf gives NaN, as in ATen."""
     e = lax.exp(_shifted(x, axes))
-    return e / sum_over(e, axes, keepdim=True)
+    return e * lax.reciprocal(sum_over(e, axes, keepdim=True))  # one division a row
 
 
 @lowering("aten._softmax.default")

@@ -79,7 +79,8 @@ def _divisions() -> tuple[Any, Any]:
     import torch
 
     x = torch.tensor([41.0, 47.0, 55.0]).to("tpu")
-    return [(x / n)[i].item() for i, n in enumerate((41, 47, 55))], [1.0] * 3
+    by_number = [(x / n)[i].item() for i, n in enumerate((41, 47, 55))]
+    return [*by_number, *(x.expand(3, 3) / x[:, None]).diagonal().tolist()], [1.0] * 6
 
 
 @_canary("quotients-are-not-rounded")

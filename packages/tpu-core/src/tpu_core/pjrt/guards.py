@@ -2,8 +2,8 @@
 
 XLA takes the square and the absolute value of an integer for non-negative, though both wrap. It
 folds pairs of functions as if nothing overflowed between them: ``log(exp(x))`` becomes ``x``,
-``sqrt(x * x)`` becomes ``abs(x)``. It multiplies by the reciprocal of a number in place of dividing
-by it, so that ``x / 41`` is not 1 where ``x`` is 41.
+``sqrt(x * x)`` becomes ``abs(x)``. It multiplies by the reciprocal of a number, or of what is
+broadcast, in place of dividing by it, so that ``x / 41`` is not 1 where ``x`` is 41.
 
 Here integers are multiplied as unsigned ones, and the bits of a float that XLA must not look
 through are combined with others twice. LLVM, which folds nothing of floats, takes that away again.
@@ -93,7 +93,8 @@ def _is_made_by(value: Any, makers: set[str]) -> bool:
         return False
     if maker.operation.name == "stablehlo.broadcast_in_dim":
         source = ir.RankedTensorType(maker.operation.operands[0].type)
-        return "broadcast_in_dim" in makers and math.prod(source.shape) == 1
+        is_smaller = math.prod(source.shape) < math.prod(ir.RankedTensorType(value.type).shape)
+        return "broadcast_in_dim" in makers and is_smaller
     return maker.operation.name.removeprefix("stablehlo.") in makers
 
 
@@ -116,7 +117,7 @@ def _hidden(value: Any, other: Any) -> Any:
     kind = ir.RankedTensorType(value.type)
     integer = ir.IntegerType.get_signless(ir.FloatType(kind.element_type).width)
     bits = ir.RankedTensorType.get(kind.shape, integer)
-    # Of another operand, so that a divisor is no longer the same number everywhere.
+    # Of another operand, so that a divisor is no longer a number that is broadcast.
     mask = hlo.bitcast_convert(bits, other)
     flipped = hlo.xor(hlo.xor(hlo.bitcast_convert(bits, value), mask), mask)
     return hlo.bitcast_convert(kind, flipped)

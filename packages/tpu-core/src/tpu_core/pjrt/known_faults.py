@@ -108,12 +108,12 @@ FAULTS = (
     ),
     Fault(
         "division-by-reciprocal",
-        "A tensor is multiplied by the reciprocal of a number in place of being divided by it, so "
-        "that `x / 41` is not 1 where `x` is 41.",
+        "A tensor is multiplied by the reciprocal of a number, or of what is broadcast, in place of "
+        "being divided by it, so that `x / 41` is not 1 where `x` is 41.",
         "jaxlib",
         ">=0.10",
         ("cpu",),
-        "Lowering: XLA does not see that the divisor is one number.",
+        "Lowering: XLA does not see that the divisor is broadcast.",
     ),
     Fault(
         "quotients-are-not-rounded",

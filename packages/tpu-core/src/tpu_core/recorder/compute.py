@@ -19,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_core.dtypes import cast, to_numpy_dtype
+from tpu_core.lowering import selections
 from tpu_core.lowering.evaluate import call_lowering, to_jax
 from tpu_core.lowering.random import fold_in
 from tpu_core.lowering.registry import REGISTRY, Lowering
@@ -216,13 +217,16 @@ class GraphEvaluator(ABC):
         """
         values: dict[Node, Any] = {}
         given = iter(arguments)
+        compared = selections.compared(module.graph)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = self.argument(node, next(given))
             elif node.op == "get_attr":
                 values[node] = self.constant(getattr(module, str(node.target)))
             elif node.op != "output":
-                values[node] = self.call(node, values)
+                value = self.call(node, values)
+                is_compared = node in compared and isinstance(value, jax.Array)
+                values[node] = selections.shared(value) if is_compared else value
         return values
 
     def results(self, module: GraphModule, arguments: Iterable[Any]) -> list[Any]:
