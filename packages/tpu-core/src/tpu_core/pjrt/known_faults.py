@@ -108,8 +108,8 @@ FAULTS = (
     ),
     Fault(
         "division-by-reciprocal",
-        "A tensor is multiplied by the reciprocal of a number, or of what is broadcast, in place of "
-        "being divided by it, so that `x / 41` is not 1 where `x` is 41.",
+        "A tensor is multiplied by the reciprocal of a number, or of what is broadcast, and not "
+        "divided by it, so that `x / 41` is not 1 where `x` is 41.",
         "jaxlib",
         ">=0.10",
         ("cpu",),
