@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import CodeType
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -27,6 +30,40 @@ _MOST_WAITERS = 8  # one stays behind, until its array is computed, where a wait
 def is_handling_signals() -> bool:
     """Return whether signals are handled on this thread."""
     return threading.current_thread() is threading.main_thread()
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Return whether a signal handler of the program raised an exception: a time limit, say.
+
+    It says nothing about what it stopped, which stays to be done.
+    """
+    if not is_handling_signals():
+        return False
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in handlers for frame, _ in frames)
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler):  # SIG_DFL and the like
+        return None
+    if not hasattr(handler, "__code__"):
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)
+
+
+def pass_on(error: Exception) -> None:
+    """Raise an exception again where a signal handler raised it, for an ``except Exception``.
+
+    Example:
+        >>> except Exception as error:
+        ...     pass_on(error)
+        ...     return False  # it cannot be lowered
+    """
+    if is_from_signal(error):
+        raise error
 
 
 def wait_for(array: Any) -> None:

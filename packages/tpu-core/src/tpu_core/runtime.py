@@ -201,6 +201,7 @@ def _set_callbacks(client: Any, builder: Any) -> None:
         "synchronize": synchronization.synchronize,
         "query": synchronization.query,
         "graph_failed": graph_capture.failed,
+        "is_from_signal": interruptible.is_from_signal,
     }
     for name in ("miss", "compile", "new_state"):
         callbacks[name] = exit_calls.finished_at_exit(callbacks[name])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_core import _C, gc_control
+from tpu_core import _C, gc_control, interruptible
 from tpu_core.cache.fingerprint import fingerprint
 from tpu_core.cache.store import ExecutableStore
 from tpu_core.cache.tiers import TieredStore
@@ -189,6 +189,7 @@ class BuildContext:
                     key, lambda: pjrt.compile_module(module, device, self.client)
                 )
             except Exception as error:
+                interruptible.pass_on(error)
                 raise map_xla_error(
                     error, op=s.op_names(), line=s.last_line, stage="compile"
                 ) from error
@@ -263,6 +264,7 @@ class BuildContext:
         try:
             return pjrt.deserialize(entry.payload, device, self.client)
         except Exception as error:
+            interruptible.pass_on(error)
             # Intact, but not of this jaxlib: its version should be in the key.
             warnings.warn(f"A cached executable could not be loaded: {error}", stacklevel=2)
             return None

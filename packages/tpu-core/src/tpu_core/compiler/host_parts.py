@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tpu_core import interruptible
 from tpu_core.compiler.programs import Program
 from tpu_core.compiler.providers import ProgramProvider, ProgramRequest
 from tpu_core.compiler.replay import is_cpu_op, replay
@@ -72,6 +73,7 @@ class HostPart:
         try:
             results = replay(s, inputs, _numbers(s, arguments[count:]), lowers=False)
         except Exception as error:  # a program says the same in its own way and time
+            interruptible.pass_on(error)
             logger.debug("not on the host: %s", error)
             self._refuse()
             return None

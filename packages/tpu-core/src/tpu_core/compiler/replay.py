@@ -14,6 +14,7 @@ import jax
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tpu_core import interruptible
 from tpu_core.compiler import host_windows as windows
 from tpu_core.compiler.cpu_ops import CpuOp, cpu_op
 from tpu_core.compiler.segment import Node, Segment
@@ -126,6 +127,7 @@ def _results(
         try:
             return _by_cpu(node.plan, op, operands, numbers)
         except Exception as error:  # such as an argument that lowerings alone take
+            interruptible.pass_on(error)
             if not lowers:
                 raise
             logger.debug("%s has no CPU op for these arguments: %s", node.name, error)

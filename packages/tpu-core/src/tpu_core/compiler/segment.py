@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_core import gc_control
+from tpu_core import gc_control, interruptible
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.fusion_depth import FusionDepths
 from tpu_core.compiler.recomputation import Barriers
@@ -256,6 +256,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
             except TpuError:
                 raise
             except Exception as error:
+                interruptible.pass_on(error)
                 shapes = ", ".join(f"{o.dtype}{list(o.shape)}" for o in operands)
                 failed = CompilationError(
                     f"The lowering of {node.name} failed: {type(error).__name__}: {error}",

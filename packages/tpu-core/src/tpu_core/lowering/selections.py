@@ -76,11 +76,11 @@ def compared(graph: Graph) -> set[Node]:
 
 
 def _base(node: Node) -> Node:
-    """What a view shows."""
+    """The node whose memory a view shows, or the node itself."""
     while node.op == "call_function" and node.all_input_nodes:
         (source, *_) = node.all_input_nodes
-        shows = source if node.target is operator.getitem else node
-        if not (_is_overload(shows.target) and shows.target.is_view):
+        target: Any = (source if node.target is operator.getitem else node).target
+        if not (_is_overload(target) and target.is_view):
             break
         node = source
     return node

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from tpu_core import interruptible
 from tpu_core.compiler.aliases import aliases
 from tpu_core.compiler.segment import Segment, as_function
 from tpu_core.errors import CompilationError
@@ -127,6 +128,7 @@ def lower(
     except NotPaddableError:
         raise
     except Exception as error:  # shapes that do not fit where a rule took two sizes for one
+        interruptible.pass_on(error)
         raise NotPaddableError(f"{type(error).__name__}: {error}") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from jax import export
 from jax.extend.core import ClosedJaxpr
 
+from tpu_core import interruptible
 from tpu_core.padding.fit import Fit
 from tpu_core.padding.jaxpr_signature import Signature, signature
 from tpu_core.padding.sizes import Known, NotPaddableError
@@ -92,6 +93,7 @@ def _holds_symbolically(
             and conditions.always_hold(list(itertools.product(*sizes)) if few else None)
         )
     except Exception as error:  # whatever a lowering makes of a dim that is no integer
+        interruptible.pass_on(error)
         logger.debug("no trace with symbolic dims: %s", error)
         return False
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_core import interruptible
 from tpu_core.compiler.segment import Node, Segment
 from tpu_core.lowering.tables import Table
 from tpu_core.padding.fit import Fit
@@ -269,6 +270,7 @@ class SymbolicSignatures:
                 avals = [(expressions(shape), dtype) for shape, dtype in operands]
                 (form, dtypes, numbers), tables = trace(symbolic, tuple(avals), lifted)
         except Exception as error:  # whatever a lowering makes of a dim that is no integer
+            interruptible.pass_on(error)
             logger.debug("%s has no trace with symbolic dims: %s", plan.op, error)
             return None
         varying = [

@@ -11,7 +11,8 @@ the real values, which raises PyTorch's error or has a result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,23 +68,42 @@ def check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequen
         target: The overload that the CPU has in its place.
         args: Its arguments, on device ``tpu``.
     """
-    if size_of(args) <= _MOST_BYTES and all(_fails(op, target, args, fill) for fill in _FILLS):
+    if size_of(args) <= _MOST_BYTES and fails(op, target, args):
         raise Refused(target) from None
 
 
 def doubt(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
     """Raise `Refused` for a call that the meta function refuses, if the CPU has the op."""
-    if size_of(args) <= _MOST_BYTES and _fails(op, target, args, _FILLS[0]) is not None:
+    convert = MetaReplicas("cpu", _FILLS[0])
+    if size_of(args) <= _MOST_BYTES and _fails(op, target, args, convert) is not None:
         raise Refused(target) from None
 
 
+def fails(
+    op: torch._ops.OpOverload,
+    target: torch._ops.OpOverload,
+    args: Sequence[Any],
+    placeholders: Callable[[int], MetaReplicas] | None = None,
+) -> bool:
+    """Return whether a call fails with all kinds of placeholders.
+
+    Args:
+        op, target, args: As of `check`.
+        placeholders: Makes those of a fill; of the arguments' geometry unless given.
+    """
+    make = placeholders or functools.partial(MetaReplicas, "cpu")
+    return all(_fails(op, target, args, make(fill)) for fill in _FILLS)
+
+
 def _fails(
-    op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any], fill: int
+    op: torch._ops.OpOverload,
+    target: torch._ops.OpOverload,
+    args: Sequence[Any],
+    convert: MetaReplicas,
 ) -> bool | None:
     """Return whether a call with placeholders raises; None where that says nothing about the
     call.
     """
-    convert = MetaReplicas("cpu", fill)
     schema = op._schema.arguments
     call = [
         torch.device("cpu")
@@ -206,6 +226,31 @@ class MetaReplicas:
 
     def _initialize(self, memory: torch.Tensor) -> None:
         memory.fill_(self._fill)
+
+
+class SmallReplicas(MetaReplicas):
+    """Contiguous CPU tensors with other sizes.
+
+    Args:
+        sizes: The size for each that is replaced; numbers of lists among them too.
+        fill: Value of all elements.
+    """
+
+    def __init__(self, sizes: Mapping[int, int], fill: int) -> None:
+        super().__init__("cpu", fill)
+        self._sizes = sizes
+
+    def __call__(self, x: Any) -> Any:
+        """As of `MetaReplicas`; an integer that is such a size is replaced."""
+        if isinstance(x, int) and not isinstance(x, bool):
+            return self._sizes.get(x, x)
+        return super().__call__(x)
+
+    def _twin(self, x: torch.Tensor) -> torch.Tensor:
+        shape = [self._sizes.get(n, n) for n in x.shape]
+        twin = torch.empty(shape, dtype=x.dtype, device="cpu")
+        self._initialize(twin)
+        return twin
 
 
 class Copies(MetaReplicas):

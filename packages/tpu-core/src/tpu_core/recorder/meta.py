@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tpu_core import _C, interruptible, torch_compat
-from tpu_core.recorder import int4, memory_formats
+from tpu_core.recorder import int4, memory_formats, patterns
 from tpu_core.recorder.error_parity import MetaReplicas, check, doubt
 from tpu_core.recorder.functional_variants import overload_name
 from tpu_core.recorder.grouped import grouped_mm
@@ -222,7 +222,7 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
         target = _LIKE.get(overload_name(op), op)
         positional = [v for a, v in zip(schema, call) if not a.kwarg_only]
         keywords = {a.name: v for a, v in zip(schema, call) if a.kwarg_only}
-        special = _SPECIAL.get(overload_name(op))
+        special, is_complete = _SPECIAL.get(overload_name(op)), False
         if _CHECKS not in sys.modules and _checks_in_python(target):
             interruptible.import_whole(_CHECKS)
         try:
@@ -232,7 +232,8 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
                 result = _of_each(target, positional, keywords, kinds)
             elif _has_structured_kernel(target.name()) and not _writes_nothing(op, args):
                 wrapped = [*map(_wrap, target._schema.arguments, positional)]
-                with _ShapeOnlyMode() if _is_checked(op, args) else nullcontext():
+                is_complete = _is_checked(op, args)
+                with _ShapeOnlyMode() if is_complete else nullcontext():
                     result = target.redispatch(_ANY_BACKEND, *wrapped, **keywords)
             else:
                 result = target(*positional, **keywords)
@@ -240,17 +241,27 @@ def run_meta(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, list[
             _check(op, target, args)
             raise
         except Exception as error:
+            interruptible.pass_on(error)
             if not _is_broken_import(error):
                 doubt(op, target, args)
             raise
-        _check(op, target, args)
+        _check(op, target, args, is_complete)
         return memory_formats.as_on_cpu(op, twins, result), twins
 
 
-def _check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+def _check(
+    op: torch._ops.OpOverload,
+    target: torch._ops.OpOverload,
+    args: Sequence[Any],
+    is_complete: bool = False,
+) -> None:
+    """Try a call on the CPU where the meta function may have let a mistake pass."""
     if suspicious(op, args):
         check(op, target, args)
         passed(op, args)
+    elif not is_complete and patterns.is_unlike_others(op, target, args):
+        check(op, target, args)
+        patterns.passed(op, args)
 
 
 def _convolution(x: Any, weight: Any, bias: Any, *parameters: Any) -> Any:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from tpu_core import interruptible
 from tpu_core.dtypes import cast
 from tpu_core.errors import TpuError
 from tpu_core.lowering.implementations import as_recorded
@@ -96,6 +97,7 @@ def _lowers(node: NodePlan, packs: Sequence[int]) -> bool:
             jax.eval_shape(call, tensors, numbers, key)
     except TpuError:
         return True  # says what to do, with the line of the op
-    except Exception:
+    except Exception as error:
+        interruptible.pass_on(error)
         return False
     return True

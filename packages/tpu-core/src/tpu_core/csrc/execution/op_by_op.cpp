@@ -83,8 +83,8 @@ std::optional<PythonError> run_part(Segment& part, Cut& c) {
       run(part, c);
       return first;
     } catch (PythonError& error) {
-      const bool again = error.is_interruption() && !attempt;
-      if (error.is_interruption() && attempt) give_up(part, error);
+      const bool again = is_interruption(error) && !attempt;
+      if (is_interruption(error) && attempt) give_up(part, error);
       if (!first) first.emplace(std::move(error));
       if (!again) return first;
     }
@@ -129,7 +129,7 @@ void run_apart(Segment& s, const PythonError& error) {
       run(part, c);
     } catch (const PythonError& again) {
       // The first error is the one to raise; this one is with the values that it concerns.
-      if (again.is_interruption()) give_up(part, again);
+      if (is_interruption(again)) give_up(part, again);
     }
   }
   Lock lock(g_mutex, std::defer_lock);

@@ -316,6 +316,11 @@ py::object results_of(Segment& s, Cut& c, std::vector<Part>& parts) {
 
 }  // namespace
 
+bool is_interruption(const PythonError& error) {
+  return error.is_interruption() ||
+      callback("is_from_signal")(py::handle(error.value)).cast<bool>();
+}
+
 bool is_out_of_memory(const PythonError& error) {
   const py::object kind = py::module_::import("torch").attr("OutOfMemoryError");
   return PyErr_GivenExceptionMatches(error.type, kind.ptr());
@@ -362,7 +367,7 @@ void run(Segment& s, Cut& c) {
     }
     set_newest(s.device, s.slots[c.live[0]]->array);
   } catch (const PythonError& error) {
-    if (error.is_interruption() || in_pieces) throw;
+    if (is_interruption(error) || in_pieces) throw;
     const bool is_short = is_out_of_memory(error);
     // One op at a time may need less than all of them at once.
     if (is_short && memory_is_checked() && s.nodes.size() > 1 && fits_in_pieces(s))

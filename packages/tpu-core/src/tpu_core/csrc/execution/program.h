@@ -68,6 +68,9 @@ int64_t bytes_of(const Segment& s, at::ArrayRef<uint32_t> slots);
 // wrong, and what depends on it carries the error from then on; an interruption leaves every value as it
 // is.
 void run(Segment& s, Cut& c);
+// Whether an error says nothing about the work that it stopped (Ctrl-C, what a signal handler raised, a compile
+// that is forbidden), which then stays to be done. Needs the GIL.
+bool is_interruption(const PythonError& error);
 // Whether an error says that memory is short: then none of the segment is to have happened. Needs the GIL.
 bool is_out_of_memory(const PythonError& error);
 // Makes every value that the segment was to make carry the error.

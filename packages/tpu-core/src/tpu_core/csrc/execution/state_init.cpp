@@ -49,7 +49,7 @@ auto working_for(Segment& s, F work) {
   try {
     return work();
   } catch (const PythonError& error) {
-    if (!error.is_interruption()) give_up(s, error);  // else none of it has run
+    if (!is_interruption(error)) give_up(s, error);  // else none of it has run
     throw;
   }
 }

@@ -189,7 +189,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
     run_after_new_state(segment, decision);
   } catch (const PythonError& error) {
     const bool is_left = !segment.nodes.empty();  // none of it has run
-    if (is_left && error.is_interruption() && !put_back(trace, segment)) give_up(segment, error);
+    if (is_left && is_interruption(error) && !put_back(trace, segment)) give_up(segment, error);
     if (is_out_of_memory(error)) roll_back(segment.former);
     throw;
   }

@@ -90,8 +90,8 @@ struct PythonError final : python_error {
     return error;
   }
   PythonError(PythonError&&) = default;
-  // Whether it says nothing about the work that it stopped (Ctrl-C, a compile that is forbidden), which
-  // then stays to be done. Needs the GIL.
+  // Whether its class says that it is about nothing that it stopped (Ctrl-C, a compile that is forbidden).
+  // Needs the GIL.
   bool is_interruption() const {
     return !PyErr_GivenExceptionMatches(type, PyExc_Exception) ||
         PyObject_HasAttrString(value, "is_interruption");
