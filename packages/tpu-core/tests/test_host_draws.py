@@ -22,12 +22,23 @@ EXACT: dict[str, Callable[[], torch.Tensor]] = {
     "randint wide": lambda: torch.empty(64, dtype=torch.int64, device=D).random_(5, 2**40),
     "randint uint8": lambda: torch.randint(0, 16, (50,), device=D, dtype=torch.uint8),
     "random": lambda: torch.empty(20, device=D, dtype=torch.int32).random_(),
+    "random int64": lambda: torch.empty(20, device=D, dtype=torch.int64).random_(),
     "bernoulli": lambda: torch.bernoulli(torch.linspace(0, 1, 60).reshape(6, 10).to(D)),
     "bernoulli of p": lambda: torch.empty(400, device=D).bernoulli_(0.3),
     "dropout": lambda: F.dropout(torch.ones(6, 10, device=D), 0.4),
     "dropout transposed": lambda: F.dropout(torch.ones(6, 10, device=D).t(), 0.4),
     "multinomial": lambda: torch.multinomial(torch.linspace(0.1, 1, 60).reshape(6, 10).to(D), 3),
+    "multinomial again": lambda: torch.multinomial(
+        torch.arange(1.0, 61).reshape(6, 10).to(D), 300, replacement=True
+    ),
     "randperm": lambda: torch.randperm(40, device=D),
+    "randperm int32": lambda: torch.randperm(300, device=D, dtype=torch.int32),
+    "geometric": lambda: torch.empty(300, device=D).geometric_(0.2),
+    "poisson": lambda: torch.poisson(torch.linspace(0, 40, 600).to(D)),
+    "poisson float64": lambda: torch.poisson(torch.linspace(0, 40, 60, dtype=torch.float64).to(D)),
+    "binomial": lambda: torch.binomial(
+        torch.arange(0.0, 300).to(D), torch.linspace(0, 1, 300).to(D)
+    ),
 }
 # Logarithms and products of a kernel and of a program differ in their last bits.
 CLOSE: dict[str, Callable[[], torch.Tensor]] = {
@@ -42,6 +53,12 @@ CLOSE: dict[str, Callable[[], torch.Tensor]] = {
         torch.linspace(-1, 1, 6).view(2, 3).t().to(D), torch.linspace(0, 2, 8).view(4, 1, 2).to(D)
     ),
     "normal of float64": lambda: torch.normal(torch.ones(9, device=D, dtype=torch.float64), 0.5),
+    "cauchy": lambda: torch.empty(300, device=D).cauchy_(1, 2),
+    "log-normal": lambda: torch.empty(300, device=D).log_normal_(0.5, 0.3),
+    "gamma": lambda: torch._standard_gamma(torch.linspace(0.05, 9, 500).to(D)),
+    "gamma float64": lambda: torch._standard_gamma(torch.linspace(0.1, 9, 50).double().to(D)),
+    "gamma bfloat16": lambda: torch._standard_gamma(torch.linspace(0.1, 9, 50).bfloat16().to(D)),
+    "dirichlet": lambda: torch._sample_dirichlet(torch.linspace(0.2, 9, 60).view(6, 10).to(D)),
     "a layer": lambda: nn.Linear(3, 4, device=D).weight.detach(),
 }
 
@@ -89,3 +106,29 @@ def test_sizes_of_normal_distributions_compile_nothing(host: None) -> None:
     assert torch.tpu.metrics()["compiles"] == before
     with pytest.raises(RuntimeError, match="normal expects all elements of std >= 0.0"):
         torch.normal(torch.zeros(2, device=D), torch.tensor([1.0, -1.0], device=D)).cpu()
+
+
+def test_sizes_of_distributions_compile_nothing(host: None) -> None:
+    from torch import distributions as dist
+
+    before = torch.tpu.metrics()["compiles"]
+    for n in range(2, 8):
+        ones = torch.ones(n, 3, device=D)
+        for made in (
+            dist.Beta(ones, ones),
+            dist.Dirichlet(ones),
+            dist.Poisson(ones * 4),
+            dist.Binomial(5, ones / 2),
+            dist.Cauchy(ones, ones),
+            dist.Geometric(ones / 4),
+            dist.LogNormal(ones, ones),
+            dist.Categorical(ones),
+        ):
+            made.sample().cpu()
+        torch.randperm(n, device=D).cpu()
+        torch.multinomial(ones, 9, replacement=True).cpu()
+    assert torch.tpu.metrics()["compiles"] == before
+    with pytest.raises(RuntimeError, match="invalid Poisson rate"):
+        torch.poisson(torch.tensor([1.0, -1.0], device=D)).cpu()
+    with pytest.raises(RuntimeError, match="encountering probability entry < 0"):
+        torch.multinomial(torch.tensor([1.0, -1.0], device=D), 4, replacement=True).cpu()

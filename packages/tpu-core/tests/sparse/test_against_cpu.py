@@ -137,6 +137,16 @@ def test_with_dense(layout: str) -> None:
         assert_same(lambda a, b: (a * b, a + b, a.sparse_mask(b.coalesce())), COO[layout], sparse)
 
 
+def test_product_in_place_leaves_values_that_were_taken() -> None:
+    def product(x: Tensor) -> tuple[Tensor, bool, Tensor]:
+        values = x._values()
+        return x.mul_(3), x.is_coalesced(), values
+
+    assert_same(product, COALESCED)
+    with pytest.raises(RuntimeError):
+        COALESCED.long().to("tpu").mul_(0.5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
 def test_rows(dtype: torch.dtype) -> None:
     """Updates of some rows, as optimizers make them of gradients of embeddings."""

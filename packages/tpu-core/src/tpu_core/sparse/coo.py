@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_aten = torch.ops.aten
 _SPARSE = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
 
 
@@ -288,6 +289,11 @@ def by_number(op: torch._ops.OpOverload) -> Callable[..., Any]:
         if "out" in kwargs:
             return _store(kwargs.pop("out"), kernel(self, other, **kwargs))
         if op._schema.is_mutable:
+            if op is _aten.mul_.Tensor:  # ATen gives it other values
+                values = self._values() * other
+                if values.dtype != self.dtype:
+                    return NotImplemented  # PyTorch's error
+                return _store(self, make(self._indices(), values, tuple(self.shape), False))
             if not linear and not self.is_coalesced():
                 self.copy_(self.coalesce())
             op(self._values(), other, **kwargs)
@@ -300,7 +306,7 @@ def by_number(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 _NO_DENSE = "add(sparse, dense) is not supported. Use add(dense, sparse) instead."
-_aten = torch.ops.aten
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "mul.Tensor": by_number(_aten.mul.Tensor),
     "mul_.Tensor": by_number(_aten.mul_.Tensor),

@@ -2,7 +2,7 @@
 // that programs give, from the same seed and offset (`tpu_core.lowering.random`, `random_integers`).
 #include "execution/host_ops.h"
 
-#include "execution/threefry.h"
+#include "execution/draws.h"
 #include "values/device.h"
 
 #include <ATen/Functions.h>
@@ -20,82 +20,6 @@
 namespace tpu {
 namespace {
 
-// Calls f(index, words) for each element.
-template <typename F>
-void each_element(ThreefryKey key, int64_t n, F f) {
-  constexpr int64_t kBlock = kThreefryBlock;
-  at::parallel_for(0, (n + kBlock - 1) / kBlock, 256, [&](int64_t begin, int64_t end) {
-    std::array<uint32_t, kThreefryBlock> high, low;
-    for (int64_t b = begin; b < end; ++b) {
-      threefry_block(key, static_cast<uint64_t>(b * kBlock), high.data(), low.data());
-      const int64_t count = std::min(kBlock, n - b * kBlock);
-      for (int64_t i = 0; i < count; ++i) f(b * kBlock + i, Words{high[i], low[i]});
-    }
-  });
-}
-
-uint64_t bits64(Words w) { return static_cast<uint64_t>(w.high) << 32 | w.low; }
-
-// Fills a tensor of T with f(words), by way of contiguous memory.
-template <typename T, typename F>
-void fill(const at::Tensor& out, ThreefryKey key, F f) {
-  auto target = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
-  T* data = target.mutable_data_ptr<T>();
-  each_element(key, out.numel(), [&](int64_t i, Words w) { data[i] = static_cast<T>(f(w)); });
-  if (!out.is_contiguous()) out.copy_(target);
-}
-
-// Digits of the mantissa, the hidden one included.
-template <typename T>
-constexpr int digits_of() {
-  if (std::is_same_v<T, double>) return 53;
-  if (std::is_same_v<T, float>) return 24;
-  return std::is_same_v<T, at::Half> ? 11 : 8;
-}
-template <typename T>
-using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-template <typename T>
-T uniform01(Words w) {
-  constexpr int digits = digits_of<T>();
-  const Wide<T> value = digits > 32 ? static_cast<Wide<T>>(bits64(w) >> (64 - digits))
-                                    : static_cast<Wide<T>>(w.high >> (32 - digits % 32));
-  return static_cast<T>(value * static_cast<Wide<T>>(std::ldexp(1.0, -digits)));
-}
-
-// Uniform in (0, 1], for logarithms.
-template <typename W>
-W open_uniform(Words w) {
-  if constexpr (std::is_same_v<W, double>)
-    return (static_cast<double>(bits64(w)) + 0.5) * std::ldexp(1.0, -64);
-  else return (static_cast<float>(w.high) + 0.5f) * 0x1p-32f;
-}
-
-double standard_normal(Words w, double) {
-  const double value = static_cast<double>(bits64(w) >> 11) + 0.5;
-  return std::sqrt(2.0) * calc_erfinv(value * 0x1p-52 - 1.0);
-}
-
-// Giles, "Approximating the erfinv function" (2010), single precision, highest power first.
-constexpr std::array<float, 9> kCentral{2.81022636e-08f,  3.43273939e-07f, -3.5233877e-06f,
-                                        -4.39150654e-06f, 0.00021858087f,  -0.00125372503f,
-                                        -0.00417768164f,  0.246640727f,    1.50140941f};
-constexpr std::array<float, 9> kTail{-0.000200214257f, 0.000100950558f, 0.00134934322f,
-                                     -0.00367342844f,  0.00573950773f,  -0.0076224613f,
-                                     0.00943887047f,   1.00167406f,     2.83297682f};
-
-float standard_normal(Words w, float) {
-  const float tail = (static_cast<float>(w.high >> 1) + 0.5f) * 0x1p-32f;
-  const float depth = -std::log(4.0f * tail * (1.0f - tail));
-  const bool central = depth < 5.0f;
-  const float s = central ? depth - 2.5f : std::sqrt(depth) - 3.0f;
-  const auto& series = central ? kCentral : kTail;
-  float value = series[0];
-  for (size_t i = 1; i < series.size(); ++i) value = value * s + series[i];
-  value = value * (1.0f - 2.0f * tail) * static_cast<float>(M_SQRT2);
-  return w.high & 1 ? -value : value;
-}
-
 // What an element's 32 bits are below with the probability p.
 template <typename W>
 struct Threshold {
@@ -110,33 +34,6 @@ struct Threshold {
   bool always;
   uint32_t bits;
 };
-
-// Calls f with a value of the C++ type of a real floating dtype; false for others.
-template <typename F>
-bool with_float(at::ScalarType dtype, F f) {
-  switch (dtype) {
-    case at::kFloat: f(float{}); return true;
-    case at::kDouble: f(double{}); return true;
-    case at::kHalf: f(at::Half{}); return true;
-    case at::kBFloat16: f(at::BFloat16{}); return true;
-    default: return false;
-  }
-}
-
-bool is_real(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
-      dtype == at::kBFloat16;
-}
-
-// A random op: whether it takes a call, and what it draws. Arguments are CPU tensors by then.
-struct Draw {
-  bool (*takes)(c10::ArrayRef<c10::IValue> args);
-  void (*run)(ThreefryKey key, torch::jit::Stack& stack);
-};
-
-bool takes_real(c10::ArrayRef<c10::IValue> args) {
-  return is_real(args[0].toTensor().scalar_type());
-}
 
 void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
   const auto out = stack[0].toTensor();
@@ -305,7 +202,10 @@ std::optional<std::pair<int64_t, int64_t>> range_of(c10::ArrayRef<c10::IValue> a
     if (given == 1) high = args[1].toInt();
     if (given == 2) low = args[1].toInt(), high = args[2].isNone() ? most : args[2].toInt();
     const bool is_open = given == 0 || (given == 2 && args[2].isNone());
-    if (is_open && sizeof(T) == 8) return;
+    if (is_open && sizeof(T) == 8) {  // one past the last is the least
+      if (given == 0) range = {0, least};
+      return;
+    }
     if (is_open) ++high;
     if (low < high && low >= least && high - 1 <= most) range = {low, high};
   });
@@ -331,11 +231,52 @@ bool takes_multinomial(c10::ArrayRef<c10::IValue> args) {
   const bool replaces = args[2].toBool();
   return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.dim() >= 1 &&
       p.dim() <= 2 && p.size(-1) > 0 && p.size(-1) <= kMostCategories && samples >= 1 &&
-      samples <= p.size(-1) && (!replaces || samples == 1);
+      (replaces || samples <= p.size(-1));
+}
+
+// The inverse of the cumulative distribution of each row.
+void multinomial_with_replacement(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto p = stack[0].toTensor();
+  const auto samples = stack[1].toInt(), count = p.size(-1);
+  const auto rows = p.dim() == 2 ? p.size(0) : 1;
+  auto sizes = p.sizes().vec();
+  sizes.back() = samples;
+  auto out = at::empty(sizes, at::kLong);
+  with_float(p.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    using W = Wide<T>;
+    const auto given = p.contiguous();
+    const T* from = given.template const_data_ptr<T>();
+    std::vector<W> steps(static_cast<size_t>(rows * count));
+    for (int64_t row = 0; row < rows; ++row) {
+      W sum = 0;
+      for (int64_t i = row * count; i < (row + 1) * count;
+           ++i) {  // as ATen's MultinomialKernel.cpp
+        const auto x = static_cast<W>(from[i]);
+        TORCH_CHECK(
+            x >= 0, "invalid multinomial distribution (encountering probability entry < 0)");
+        TORCH_CHECK(
+            std::isfinite(x),
+            "invalid multinomial distribution (encountering probability entry = infinity or NaN)");
+        steps[static_cast<size_t>(i)] = sum += x;
+      }
+      TORCH_CHECK(sum > 0, "invalid multinomial distribution (sum of probabilities <= 0)");
+    }
+    auto* to = out.mutable_data_ptr<int64_t>();
+    each_element(key, rows * samples, [&](int64_t i, Words w) {
+      const auto first = steps.begin() + i / samples * count, last = first + count;
+      const W total = *(last - 1);
+      // Strictly below the total, else the draw would be past the last probable element.
+      const W level = std::min(uniform01<W>(w) * total, std::nextafter(total, W(0)));
+      to[i] = std::min(std::upper_bound(first, last, level) - first, count - 1);
+    });
+  });
+  stack = {out};
 }
 
 // The largest of p / e, with e exponential.
 void multinomial(ThreefryKey key, torch::jit::Stack& stack) {
+  if (stack[2].toBool() && stack[1].toInt() > 1) return multinomial_with_replacement(key, stack);
   const auto p = stack[0].toTensor();
   if (p.numel()) {  // as ATen's Distributions.cpp
     const auto is_valid = p.max().item<double>() < INFINITY && p.min().item<double>() >= 0;
@@ -359,7 +300,7 @@ void multinomial(ThreefryKey key, torch::jit::Stack& stack) {
   else stack = {std::get<1>(race.topk(samples))};
 }
 
-const std::unordered_map<std::string, Draw> kDraws{
+const Draws kDraws{
     {"aten::uniform_", {takes_real, uniform_}},
     {"aten::normal_", {takes_real, normal_}},
     {"aten::normal.Tensor_Tensor", {takes_normal, normal}},
@@ -393,8 +334,9 @@ bool is_in_bounds(const OpDescription& d, c10::ArrayRef<c10::IValue> args) {
 }  // namespace
 
 HostFunction host_draw(const OpDescription& d, const c10::IValue* args) {
-  const auto found = kDraws.find(d.name);
-  if (found == kDraws.end()) return nullptr;
+  const auto& table = kDraws.count(d.name) ? kDraws : distribution_draws();
+  const auto found = table.find(d.name);
+  if (found == table.end()) return nullptr;
   const c10::ArrayRef<c10::IValue> given(args, d.policies.size());
   const bool draws = d.chance < 0 || args[d.chance].toDouble() != 0;
   return draws && is_in_bounds(d, given) && found->second.takes(given) ? found->second.run
