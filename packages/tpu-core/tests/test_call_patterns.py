@@ -65,6 +65,14 @@ CALLS: dict[str, list[Call]] = {
         lambda r, b: F.batch_norm(r(3, 4), r(4), r(4), training=True),
         lambda r, b: F.batch_norm(r(3, 4), r(4, 1), r(4), training=True),
     ],
+    "no dims": [
+        lambda r, b: r(2, 3).logsumexp(dim=(0, 1)),
+        lambda r, b: r(2, 3).logsumexp(dim=()),
+    ],
+    "selection": [
+        lambda r, b: r(2, 3).masked_select(b(2, 3)),
+        lambda r, b: r(2, 3).masked_select(b(2, 2)),
+    ],
     "target": [
         lambda r, b: F.cross_entropy(r(2, 3, 2, 2), b(2, 2, 2).long()),
         lambda r, b: F.cross_entropy(r(2, 3, 2, 2), b(2, 2, 1).long()),

@@ -180,3 +180,10 @@ def test_norm_without_an_order() -> None:
 def test_logsumexp_of_infinities() -> None:
     rows = [[INF, -INF], [-INF, -INF], [NAN, 1.0], [1000.0, 1000.0]]
     _check(lambda: torch.logsumexp(torch.tensor(rows), 1))
+
+
+def test_nansum_over_no_dims_is_over_all() -> None:
+    x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
+    for options in ({"dim": ()}, {"dim": (), "keepdim": True}, {"dim": 1}, {}):
+        torch.testing.assert_close(x.to("tpu").nansum(**options).cpu(), x.nansum(**options))
+        torch.testing.assert_close(x.to("tpu").nanmean(**options).cpu(), x.nanmean(**options))

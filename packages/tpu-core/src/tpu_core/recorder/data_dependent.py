@@ -32,7 +32,7 @@ def _masked_select(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch.Te
     x, mask = args
     if mask.dtype is not torch.bool:
         raise RuntimeError("masked_select: expected BoolTensor for mask")
-    x, mask = torch.broadcast_tensors(torch.atleast_1d(x), mask)
+    mask, x = torch.broadcast_tensors(mask, torch.atleast_1d(x))  # in this order PyTorch names them
     return aten.index.Tensor(x, _expand_masks([mask]))
 
 

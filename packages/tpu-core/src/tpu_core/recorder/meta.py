@@ -414,6 +414,11 @@ def _nonzero_static(x: Any, size: int, fill: int) -> Any:
     return found.new_empty(found.shape)
 
 
+def _nansum(x: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
+    """That of PyTorch takes no dims for none, where the CPU sums over all."""
+    return torch.ops.aten.nansum.default(x, dim or None, keepdim, dtype=dtype)
+
+
 def _like(index: int) -> Any:
     """The result has the geometry and dtype of the argument at ``index``."""
     return lambda *args: torch.empty_like(args[index])
@@ -463,6 +468,7 @@ _SPECIAL = {
     "aten._standard_gamma_grad.default": _like(0),
     "aten.binomial.default": _like(0),
     "aten.geqrf.default": _qr,
+    "aten.nansum.default": _nansum,
     "aten.nonzero_static.default": _nonzero_static,
     "aten._grouped_mm.default": grouped_mm,
     "aten._scaled_mm.default": scaled_mm,
