@@ -59,7 +59,7 @@ class CompareLowerings(TorchDispatchMode):
         frozen_args, frozen_kwargs = tree_map(_clone, (args, kwargs))
         contiguous = tuple(a.is_contiguous() for a in args if isinstance(a, torch.Tensor))
         expected = func(*args, **kwargs)
-        if not entry.random:
+        if not entry.random and "empty" not in str(func):  # unwritten memory holds anything
             self.seen.add(str(func))
             try:
                 self._compare(entry, func, frozen_args, frozen_kwargs, expected, contiguous)
@@ -70,6 +70,7 @@ class CompareLowerings(TorchDispatchMode):
 
     def _compare(self, entry, func, args, kwargs, expected, contiguous):
         results = expected if isinstance(expected, tuple) else (expected,)
+        results = results if func._schema.returns else ()
         out = tuple(tree_map(_aval, list(results)))
         args, kwargs = drop_arguments(func, args, kwargs)
         names = [a.name for a in func._schema.arguments]

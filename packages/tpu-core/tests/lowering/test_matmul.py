@@ -32,6 +32,7 @@ OPINFO = {
     "dot": {"aten.dot.default"},
     "vdot": {"aten.vdot.default"},
     "nn.functional.linear": {"aten.addmm.default"},
+    "nn.functional.bilinear": {"aten._trilinear.default"},
 }
 
 

@@ -69,7 +69,7 @@ def mul(self: Any, other: Any) -> Array:
 # --- Division
 
 
-@lowering("aten.div.Tensor", "aten.div.Scalar")
+@lowering("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
 def div(self: Any, other: Any) -> Array:
     a, b = compute_float(self, other)
     return a / b

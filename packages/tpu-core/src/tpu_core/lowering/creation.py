@@ -86,6 +86,22 @@ def scalar_tensor(s: Any, *, dtype: Any = None, out: Out) -> Array:
     return _full(s, out)
 
 
+# Unwritten memory is zero here: a graph's result may show it, and a run must be repeatable.
+@lowering(
+    "aten.empty.memory_format",
+    "aten.empty_strided.default",
+    "aten.empty_permuted.default",
+    "prims.empty_strided.default",
+)
+def empty(size: Any, *_: Any, out: Out, **__: Any) -> Array:
+    return _full(0, out)
+
+
+@lowering("aten.empty_like.default", "aten.new_empty.default", "aten.new_empty_strided.default")
+def empty_like(self: Array, *_: Any, out: Out, **__: Any) -> Array:
+    return _full(0, out)
+
+
 # --- Copies
 
 

@@ -294,3 +294,28 @@ def scaled_mm_v2(
 ) -> Float[Array, "m n"]:
     """Op behind `torch.nn.functional.scaled_mm`; recipes are those of `scaled_mm`."""
     return scaled_mm(a, b, scale_a[0], scale_b[0], bias, out=out)
+
+
+@lowering("aten._trilinear.default")
+def trilinear(
+    a: Num[Array, " ..."],
+    b: Num[Array, " ..."],
+    c: Num[Array, " ..."],
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Num[Array, " ..."]:
+    """Sum over some dims of the product of three tensors, each given dims of size 1 first."""
+    operands = [
+        jnp.expand_dims(x, tuple(dims)) for x, dims in ((a, expand1), (b, expand2), (c, expand3))
+    ]
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    given: list[Any] = []
+    for x in operands:
+        kept = [d for d, n in enumerate(x.shape) if n == shape[d]]
+        given += [lax.squeeze(x, [d for d in range(x.ndim) if d not in kept]), kept]
+    rest = [d for d in range(len(shape)) if d not in sumdim]
+    dtype = op_math(a.dtype)
+    return jnp.einsum(*given, rest, precision=precision_of(a.dtype), preferred_element_type=dtype)

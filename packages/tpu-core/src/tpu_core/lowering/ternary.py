@@ -14,7 +14,7 @@ from tpu_core.lowering.registry import lowering
 Array = jax.Array
 
 
-@lowering("aten.where.self")
+@lowering("aten.where.self", "prims.where.default")
 def where(condition: Array, self: Any, other: Any) -> Array:
     a, b = promote(self, other)
     return jnp.where(cast(condition, np.bool_), a, b)

@@ -226,7 +226,7 @@ def _is_ours(op: torch._ops.OpOverload) -> bool:
     )
 
 
-# Served by allocation and copies, which share memory where they can.
+# Served by allocation and copies, which share memory where they can; assertions read on the host.
 _KEPT_COMPOSITE = frozenset(
     f"aten.{name}"
     for name in (
@@ -235,6 +235,8 @@ _KEPT_COMPOSITE = frozenset(
         "new_empty_strided.default rand_like.default randn_like.default randint_like.default "
         "arange.out contiguous.default lift_fresh.default detach.default alias.default "
         # Their composites check more than the lists' shapes, requires_grad for one.
-        "unbind_copy.int_out split_copy.Tensor_out"
+        "unbind_copy.int_out split_copy.Tensor_out "
+        "_assert_async.default _assert_async.msg _assert_tensor_metadata.default "
+        "_linalg_check_errors.default"
     ).split()
 )
