@@ -10,7 +10,7 @@ import torch
 
 from tpu_core import modes
 from tpu_core.errors import RecompilationError
-from tpu_core.metrics import COUNTERS, METRICS, CompileEvent, Metrics, Runs
+from tpu_core.metrics import COUNTERS, METRICS, CompileEvent, GraphSplit, Metrics, Runs
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_everything_is_counted(metrics):
     metrics.host_sync(None, "print")
     metrics.d2h(7)
     metrics.debug_check()
+    assert metrics.graph_split(GraphSplit("aten.sort.default", "no lowering", "a.py:5")) is True
     metrics.padded_execution(4)
     metrics.host_part("a.py:4", 0.25)
     metrics.host_part("a.py:4", 0.5)
@@ -67,6 +68,7 @@ def test_everything_is_counted(metrics):
         "segments": 0,
         "ops": 0,
         "signatures": 0,
+        "graph_splits": 1,
         "fallbacks": 2,
         "fallback_seconds": 0.5,
         "host_syncs": 3,

@@ -57,7 +57,10 @@ def tpu(
         # Else AOTAutograd writes inputs behind the graph, which it cannot do for a new storage.
         keep_inference_input_mutations=replaces_storages(model),
     )
-    return _with_tangents(with_autograd(model, example_inputs), as_traced)
+    # A check in a program needs no token for its order, nor do the inputs have to hold one.
+    with torch._functorch.config.patch(unlift_effect_tokens=True):
+        compiled = with_autograd(model, example_inputs)
+    return _with_tangents(compiled, as_traced)
 
 
 def _with_tangents(compiled: Callable[..., Any], as_traced: GraphModule) -> Callable[..., Any]:

@@ -15,9 +15,27 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 def know_geometry(module: ModuleType) -> None:
     """Have ``torch._subclasses.fake_impls`` ask us about results of these ops on the device."""
     module.register_op_impl(torch.ops.aten._grouped_mm.default)(_grouped_mm)
+    for op in _FAKE_QUANTIZES:
+        module.register_op_impl(op)(_fake_quantize)
     known = module.op_implementations_dict
     for op in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
         known[op] = _laid_out(known[op])
+
+
+# PyTorch has kernels of them alone, which know no symbolic sizes.
+_FAKE_QUANTIZES = (
+    torch.ops.aten.fake_quantize_per_tensor_affine_cachemask.default,
+    torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    torch.ops.aten.fake_quantize_per_channel_affine_cachemask.default,
+)
+
+
+def _fake_quantize(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    x = args[0] if args else kwargs["self"]
+    if x.device.type != "tpu":
+        return NotImplemented
+    with mode:
+        return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
 def _grouped_mm(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Graph splitting around ops with data-dependent result sizes.
+"""Graph splitting around ops with data-dependent result sizes, and those that no program can hold.
 
-``nonzero`` and the like are ops of eager between the parts, which look at values on the host. The
+``nonzero`` and the like are ops of eager between the parts, which look at values on the host. So
+are ops without a lowering and those of tensors on the CPU. The
 loop whose rounds are kept for backward is a program of its own, with room for a number of rounds:
 how many there were is looked at afterwards.
 """
@@ -8,7 +9,7 @@ how many there were is looked at afterwards.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,17 +110,33 @@ class Parts:
     Attributes:
         module: The graph.
         steps: Parts, ops between them, and checks, in order.
+        apart: The ops between them.
+        inputs: Nodes of the graph's inputs.
+        results: Outputs: nodes, numbers and None.
+        sized: Whether an input has symbolic sizes, or is one.
+        sizing: The ops between them whose results have symbolic sizes.
     """
 
     module: GraphModule
     steps: list[Any]
+    apart: AbstractSet[Node]
+    inputs: list[Node] = field(init=False)
+    results: list[Any] = field(init=False)
+    sized: bool = field(init=False)
+    sizing: AbstractSet[Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = self.module.graph.find_nodes(op="placeholder")
+        self.results = outputs(self.module)
+        self.sized = any(map(_has_symbols, self.inputs))
+        self.sizing = set(filter(_has_symbols, self.apart))
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Outputs of the graph."""
-        inputs = self.module.graph.find_nodes(op="placeholder")
-        values: dict[Node, Any] = dict(zip(inputs, arguments, strict=True))
-        metas = [n.meta.get("val") for n in inputs]
-        sizes = Sizes({}).inside(metas, arguments)
+        values: dict[Node, Any] = dict(zip(self.inputs, arguments, strict=True))
+        sizes = Sizes({})
+        if self.sized:
+            sizes = sizes.inside([n.meta.get("val") for n in self.inputs], arguments)
 
         def value(node: Any) -> Any:
             if not isinstance(node, Node) or node in values:
@@ -144,23 +161,35 @@ class Parts:
                 target: Any = node.target
                 result = target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
             values[node] = result
-            pairs = zip(tree_flatten(node.meta["val"])[0], tree_flatten(result)[0], strict=True)
-            known, given = zip(*((m, v) for m, v in pairs if v is not None))
-            sizes = sizes.inside(known, given)
-        return [value(r) for r in outputs(self.module)]
+            if node in self.sizing:
+                metas, found = tree_flatten(node.meta["val"])[0], tree_flatten(result)[0]
+                pairs = zip(metas, found, strict=True)
+                sizes = sizes.inside(*zip(*((m, v) for m, v in pairs if v is not None)))
+        return [value(r) for r in self.results]
 
 
-def in_parts(module: GraphModule, known: AbstractSet[Any], compile: Compile) -> Parts | None:
+def _has_symbols(node: Node) -> bool:
+    return any(map(numbers.symbols, tree_flatten(node.meta.get("val"))[0]))
+
+
+def in_parts(
+    module: GraphModule,
+    known: AbstractSet[Any],
+    faulty: AbstractSet[Node],
+    compile: Compile,
+) -> Parts | None:
     """The graph in parts; None where it is not such a graph.
 
     Args:
         module: A graph of functional overloads.
         known: The symbols that its inputs give.
+        faulty: Nodes that no program can hold.
         compile: Compiles a graph.
     """
-    breaks = _breaks(module, known)
+    sized = _breaks(module, known)
+    breaks = sized | _apart(module, faulty)
     nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
-    if not breaks or not _can_be_parted(module, nodes, breaks):
+    if not breaks or not _can_be_parted(module, nodes, sized):
         return None
     level = _levels(module, breaks, known)
     steps: list[Any] = []
@@ -182,10 +211,55 @@ def in_parts(module: GraphModule, known: AbstractSet[Any], compile: Compile) -> 
                 steps.append(node)
     for position, computed in parts:
         steps[position] = _part(module, computed, compile)
-    drawn = [n for _, computed in parts for n in computed if n in set(drawing(module))]
-    if drawn != [n for n in drawing(module) if n in set(drawn)]:
-        return None  # they would draw in another order than in eager
-    return Parts(module, steps)
+    if not _keeps_order_of_draws(module, steps, dict(parts)):
+        return None
+    return Parts(module, steps, breaks)
+
+
+def _keeps_order_of_draws(
+    module: GraphModule, steps: Sequence[Any], parts: Mapping[int, Sequence[Node]]
+) -> bool:
+    """Return whether random ops draw in eager's order."""
+    drawn = set(drawing(module)) | set(filter(_is_random, module.graph.nodes))
+    order: list[Node] = []
+    for i, step in enumerate(steps):
+        order += [n for n in parts.get(i, [step]) if isinstance(n, Node) and n in drawn]
+    return order == [n for n in module.graph.nodes if n in set(order)]
+
+
+def _is_random(node: Node) -> bool:
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _apart(module: GraphModule, faulty: AbstractSet[Node]) -> set[Node]:
+    """The calls that no program can hold, and those that meet their tensors on the CPU.
+
+    A tensor on the CPU is neither input nor output of a part.
+    """
+    calls = [n for n in module.graph.nodes if n.op == "call_function" and not _is_of_host(n)]
+    found = {n for n in calls if n in faulty}
+    outside = {n for n in module.graph.nodes if n.op == "placeholder" and _is_on_cpu(n)}
+    before = -1
+    while before != len(found):
+        before = len(found)
+        for node in calls:
+            if _is_element(node):
+                meets = node.args[0] in found
+            else:
+                meets = any(n in outside for n in node.all_input_nodes) or (
+                    _is_on_cpu(node) and any(u in found or u.op == "output" for u in node.users)
+                )
+            if meets:
+                found.add(node)
+            if node in found and _is_on_cpu(node):
+                outside.add(node)
+    return found
+
+
+def _is_on_cpu(node: Node) -> bool:
+    values = tree_flatten(node.meta.get("val"))[0]
+    return any(isinstance(v, torch.Tensor) and v.device.type != "tpu" for v in values)
 
 
 def _breaks(module: GraphModule, known: AbstractSet[Any]) -> set[Node]:

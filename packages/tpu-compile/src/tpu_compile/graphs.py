@@ -7,12 +7,13 @@ padding, donation, the cache and the counters are those of eager's ops.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,9 +21,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile import control_flow, numbers, random_states
+from tpu_compile import control_flow, numbers, random_states, reports
+from tpu_compile.effects import unwrap_checks
 from tpu_compile.evaluate import evaluate, is_arithmetic
-from tpu_compile.fx_utils import line_of, lowering_of, outputs, subgraphs
+from tpu_compile.fx_utils import line_of, lowering_of, outputs, part_of, subgraphs
 from tpu_compile.graph import Graph
 from tpu_compile.graph_splitting import in_parts
 from tpu_compile.keys import key_of
@@ -30,7 +32,7 @@ from tpu_compile.lane_permutation import move_lanes
 from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
-from tpu_compile.sizes import Symbols
+from tpu_compile.sizes import SYMBOLIC, Symbols
 from tpu_compile.unbacked import bounded
 from tpu_core.errors import NotPaddableError, UnsupportedOpError
 from tpu_core.extend import (
@@ -66,7 +68,17 @@ def forget_graphs() -> None:
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of overloads that have no lowering."""
-    return {op: fn for op, fn in lowered_by_pytorch().items() if lowering_of(op) is None}
+    found = {op: fn for op, fn in lowered_by_pytorch().items() if lowering_of(op) is None}
+    return found | {op: functools.partial(_composite, op) for op in _COMPOSITES}
+
+
+# Ops without a decomposition in Python whose kernel for all devices calls others, as in eager.
+_COMPOSITES = (torch.ops.aten.linalg_pinv.atol_rtol_tensor,)
+
+
+def _composite(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    key = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+    return op._op_dk(key, *args, **kwargs)
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -80,11 +92,16 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 
     if Target.current().platform == "tpu":
         move_lanes(module)
-    if not _can_be_lowered(module):
-        parts = functools.partial(in_parts, module, _known(module), _compile_part)
-        function = _run_of_bounded(module) or parts() or random_states.OpByOp(module).run
-        op_by_op: Callable[..., Any] = make_boxed_func(function)
-        return op_by_op
+    unwrap_checks(module)
+    _fold_windows(module)
+    faults = list(_faults(module))
+    if faults:
+        for form in (_compile_without_constants, _compile_with_tensors_moved):
+            if (compiled := form(module, example_inputs)) is not None:
+                return compiled
+        function = _run_of_bounded(module) or _run_in_parts(module, faults)
+        apart: Callable[..., Any] = make_boxed_func(function)
+        return apart
     random_states.unwrap(module)
     _define()
     graph = _graph_of(module)
@@ -92,6 +109,127 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
         return _of_tensors(graph)
     boxed: Callable[..., Any] = make_boxed_func(functools.partial(_run, graph))
     return boxed
+
+
+def _compile_with_tensors_moved(
+    module: GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """A function that moves inputs from the CPU to the device, numbers and indices; None where
+    there are none, or the graph could not be lowered all the same.
+    """
+    inputs = module.graph.find_nodes(op="placeholder")
+    places = [i for i, n in enumerate(inputs) if _is_input_on_cpu(n)]
+    given = (v for n in module.graph.nodes for v in tree_flatten(n.meta.get("val"))[0])
+    device = next((v.device for v in given if _is_on_device(v)), None)
+    if not places or device is None:
+        return None
+    moved = GraphModule(module, copy.deepcopy(module.graph))
+    moved_inputs = moved.graph.find_nodes(op="placeholder")
+    for i in places:
+        value = moved_inputs[i].meta["val"]
+        with value.fake_mode:
+            moved_inputs[i].meta["val"] = value.to(device)
+    if any(_faults(moved)) or not {inputs[i] for i in places}.isdisjoint(outputs(module)):
+        return None
+    run = compile_graph(moved, example_inputs)
+
+    def with_moved(arguments: list[Any]) -> Any:
+        for i in places:
+            arguments[i] = arguments[i].to(device)
+        return run(arguments)
+
+    vars(with_moved)["_boxed_call"] = True
+    return with_moved
+
+
+def _is_input_on_cpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or random_states.is_state(node):
+        return False
+    return value.device.type == "cpu" and hasattr(value, "fake_mode")
+
+
+def _compile_without_constants(
+    module: GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """A function whose results on the CPU are constants of the graph; None where none are.
+
+    What indexes with a list keeps that for backward.
+    """
+    constants = _constants(module, set())
+    results = outputs(module)
+    wanted = [i for i, r in enumerate(results) if r in constants and _is_on_cpu(r)]
+    if not wanted:
+        return None
+    made = part_of(module, list(constants), [], [results[i] for i in wanted])
+    rest = GraphModule(module, copy.deepcopy(module.graph))
+    (output,) = rest.graph.find_nodes(op="output")
+    kept = [None if i in wanted else r for i, r in enumerate(outputs(rest))]
+    output.args = (tuple(kept),)
+    rest.recompile()
+    values = dict(zip(wanted, random_states.OpByOp(made).run(), strict=True))
+    run = compile_graph(rest, example_inputs)
+
+    def with_constants(arguments: list[Any]) -> list[Any]:
+        found = list(run(arguments))
+        for i, value in values.items():
+            found[i] = value.clone()
+        return found
+
+    vars(with_constants)["_boxed_call"] = True
+    return with_constants
+
+
+def _fold_windows(module: GraphModule) -> None:
+    """Compute what ops of ATen without a lowering make of numbers alone: windows, say."""
+    graph = module.graph
+    for i, node in enumerate(list(graph.nodes)):
+        op: Any = node.target
+        is_call = node.op == "call_function" and str(op).startswith("aten.")
+        if not is_call or node.all_input_nodes or not _is_tensor(node) or _is_random(node):
+            continue
+        if lowering_of(op) is None:
+            setattr(module, f"tpu_window_{i}", op(*node.args, **node.kwargs))
+            with graph.inserting_before(node):
+                constant = graph.create_node("get_attr", f"tpu_window_{i}")
+            constant.meta = dict(node.meta)
+            node.replace_all_uses_with(constant)
+            graph.erase_node(node)
+
+
+def _is_on_cpu(node: Node) -> bool:
+    return _is_tensor(node) and node.meta["val"].device.type == "cpu"
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "tpu"
+
+
+def _run_in_parts(module: GraphModule, faults: Sequence[Fault]) -> Callable[..., Any]:
+    """A function that runs ops with a fault by eager, and the others compiled where it can be."""
+    of_size = {f.node for f in faults if f.why in (_MAKES_SIZE, _NUMBER)}
+    faulty = {f.node: f.why for f in faults}
+    # What a part gives has no memory around it.
+    of_memory = [f for f in faults if f.why == _OUT_OF_ORDER and _first(f.node).op != "placeholder"]
+    parts = None
+    if not of_memory:
+        parts = in_parts(module, _known(module), faulty.keys() - of_size, _compile_part)
+    if parts is None:
+        for node, why in faulty.items():
+            if faulty.keys().isdisjoint(node.all_input_nodes):
+                why = f"{why}, and this graph cannot be split: it runs op by op"
+                reports.split(node, why)
+        return random_states.OpByOp(module).run
+    for node in module.graph.nodes:
+        if node in parts.apart and node.target is not operator.getitem:
+            # The user has asked for sizes that depend on values, each of which reads.
+            why, warns = faulty.get(node, _ON_CPU), node not in of_size
+            reports.split(node, why, warns=warns)
+    return parts
+
+
+def _first(node: Node) -> Node:
+    return node.all_input_nodes[0]
 
 
 def _compile_part(module: GraphModule) -> Callable[..., Any]:
@@ -102,7 +240,7 @@ def _compile_part(module: GraphModule) -> Callable[..., Any]:
 def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:
     """A function that records a graph that computes sizes; None where they have no bound."""
     parts = bounded(module, _known(module))
-    if parts is None or not (_can_be_lowered(parts.first) and _can_be_lowered(parts.second)):
+    if parts is None or any(_faults(parts.first)) or any(_faults(parts.second)):
         return None
     _define()
     # The key is that of the graph with its checks: they are the sizes' bounds.
@@ -206,55 +344,109 @@ def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
     return _is_tensor(result) or not numbers.are_known(result.meta["val"], known)
 
 
-def _can_be_lowered(module: GraphModule, known: AbstractSet[Any] | None = None) -> bool:
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A node that no program can hold.
+
+    Attributes:
+        node: The node.
+        why: The reason.
+    """
+
+    node: Node
+    why: str
+
+
+_MAKES_SIZE = "its result's size depends on values"
+_NO_LOWERING = "it has no lowering"
+_ON_CPU = "its tensors are on the CPU"
+_OUT_OF_ORDER = "it reads memory that is not in order"
+_NUMBER = "it computes a number that others need as they are traced"
+
+
+def _faults(module: GraphModule, known: AbstractSet[Any] | None = None) -> Iterator[Fault]:
+    """The nodes for which a graph is no single program.
+
+    Args:
+        module: A graph of functional overloads.
+        known: The symbols that are known outside, for the body of a loop or branch.
+    """
     is_body = known is not None
     known = _known(module) if known is None else known
+    constants = _constants(module, known)
     for node in module.graph.nodes:
-        value = node.meta.get("val")
         if random_states.is_state(node):
             continue
-        for v in tree_flatten(value)[0]:
-            if isinstance(v, torch.Tensor):
-                if (v.device.type != "tpu" and v.dim()) or not numbers.are_known(v, known):
-                    return False
-        if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            # A number on the CPU that the graph makes itself is one of the program's values.
-            if value.device.type != "tpu" and not is_body:
-                return False
-        if numbers.is_computed(value, known):
-            if not numbers.can_be_computed(node):
-                return False
-        elif node.op == "call_function" and not _can_be_called(node, known):
-            return False
-    return is_body or all(
-        not isinstance(r, Node)
-        or not _is_tensor(r)
-        or r.meta["val"].device.type == "tpu"
-        or random_states.is_state(r)
-        for r in outputs(module)
-    )
+        why = _fault(node, known, is_body, node in constants)
+        if why is not None:
+            yield Fault(node, why)
+    for r in () if is_body else outputs(module):
+        if isinstance(r, Node) and _is_tensor(r) and not random_states.is_state(r):
+            if r.meta["val"].device.type != "tpu":
+                yield Fault(r, _ON_CPU)
 
 
-def _can_be_called(node: Node, known: AbstractSet[Any]) -> bool:
+def _constants(module: GraphModule, known: AbstractSet[Any]) -> dict[Node, None]:
+    """The nodes that follow from sizes that are known and from nothing else, in order."""
+    found: dict[Node, None] = {}
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, SYMBOLIC):
+            is_constant = numbers.are_known(value, known)
+        else:
+            is_call = node.op == "call_function" and not _is_random(node)
+            is_constant = node.op == "get_attr" or is_call
+            is_constant = is_constant and all(n in found for n in node.all_input_nodes)
+        if is_constant:
+            found[node] = None
+    return found
+
+
+def _fault(node: Node, known: AbstractSet[Any], is_body: bool, is_constant: bool) -> str | None:
+    value = node.meta.get("val")
+    for v in tree_flatten(value)[0]:
+        if isinstance(v, torch.Tensor):
+            if v.device.type != "tpu" and not is_constant and (v.dim() or _is_random(node)):
+                return _ON_CPU
+            if not numbers.are_known(v, known):
+                return _MAKES_SIZE
+    if node.op == "placeholder" and isinstance(value, torch.Tensor):
+        # A number on the CPU that the graph makes itself is one of the program's values.
+        if value.device.type != "tpu" and not is_body:
+            return _ON_CPU
+    if numbers.is_computed(value, known):
+        return None if numbers.can_be_computed(node) else _NUMBER
+    if node.op != "call_function" or (is_arithmetic(value) and numbers.are_known(value, known)):
+        return None
+    return _reason(node, known)
+
+
+def _is_random(node: Node) -> bool:
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _reason(node: Node, known: AbstractSet[Any]) -> str | None:
+    """The reason for which no program can call what a node calls, or None."""
     op: Any = random_states.drawn_op(node) or node.target
     if isinstance(op, torch._ops.HigherOrderOperator):
+        if not control_flow.can_be_lowered(node):
+            return _NO_LOWERING
         bodies = ((g, numbers.symbols_inside(g, known)) for g in subgraphs(node))
-        return control_flow.can_be_lowered(node) and all(_can_be_lowered(*b) for b in bodies)
+        inner = next((f for b in bodies for f in _faults(*b)), None)
+        return f"{reports.name_of(inner.node)} inside of it: {inner.why}" if inner else None
     if isinstance(op, torch._ops.OpOverload):
         if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
-            return False
-        return lowering_of(op) is not None or _is_size(op)
-    return op is operator.getitem or is_arithmetic(node.meta.get("val"))
+            return _OUT_OF_ORDER
+        return None if lowering_of(op) is not None else _NO_LOWERING
+    is_plain = op is operator.getitem or is_arithmetic(node.meta.get("val"))
+    return None if is_plain else _NO_LOWERING
 
 
 def _is_plain(node: Any) -> bool:
     """Return whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
     value = node.meta["val"]
     return bool(value.is_contiguous() and value.storage_offset() == 0)
-
-
-def _is_size(op: Any) -> bool:
-    return str(op).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride"))
 
 
 def _known(module: GraphModule) -> AbstractSet[Any]:

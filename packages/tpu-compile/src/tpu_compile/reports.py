@@ -10,9 +10,10 @@ import itertools
 import logging
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from tpu_core.extend import Artifacts
+from tpu_compile.fx_utils import line_of
+from tpu_core.extend import Artifacts, user_line
 
 _artifacts = Artifacts("tpu_graphs", "Graphs that torch.compile hands to device tpu.")
 logger = _artifacts.logger
@@ -35,6 +36,24 @@ def graph(module: GraphModule, kind: str) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("[%s] %s graph\n%s", compile_id, kind, text())
     _artifacts.trace(f"tpu_{kind}_graph", text)
+
+
+def split(node: Node, why: str, *, warns: bool = True) -> None:
+    """Count an op that runs outside of the graph's programs, and warn at the first of an op.
+
+    Args:
+        node: Calls the op.
+        why: The reason.
+        warns: False where the user has asked for it.
+    """
+    line = line_of(node) or user_line() or None
+    _artifacts.count_split(name_of(node), why, line, warns=warns)
+
+
+def name_of(node: Node) -> str:
+    """Name of the op that a node calls, alone or inside of a higher-order op."""
+    ops = [a for a in node.args if isinstance(a, torch._ops.OpOverload)]
+    return str(ops[0] if ops else node.target)
 
 
 def _file_name(compile_id: object) -> str:

@@ -43,6 +43,7 @@ COUNTERS: dict[str, str] = {
     "segments": "Segments of recorded ops that were cut.",
     "ops": "Ops recorded.",
     "signatures": "Forms of ops seen: overload, shapes, dtypes and static arguments.",
+    "graph_splits": "Ops of graphs of `torch.compile` that are in none of their programs.",
     "fallbacks": "Ops run on the CPU for want of a lowering.",
     "fallback_seconds": "Seconds they took, copies and waiting included.",
     "host_syncs": "Times the host waited for the device.",
@@ -147,6 +148,21 @@ class KernelChoice:
     line: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class GraphSplit:
+    """An op of a compiled graph that runs outside of the graph's programs.
+
+    Attributes:
+        op: The overload.
+        why: The reason.
+        line: The user's line.
+    """
+
+    op: str
+    why: str
+    line: str | None
+
+
 class Metrics:
     """Thread-safe counters; see `COUNTERS` for what is counted.
 
@@ -173,6 +189,7 @@ class Metrics:
         self._syncs: dict[tuple[str, str | None], int] = {}
         self._kernels: dict[KernelChoice, int] = {}
         self._parts: dict[str | None, Runs] = {}
+        self._splits: dict[GraphSplit, int] = {}
 
     def compiled(self, event: CompileEvent) -> None:
         """Count a program that was made ready, and log one line: a compile as INFO, a load as
@@ -251,6 +268,14 @@ class Metrics:
         """Count a choice among the implementations of an op."""
         with self._lock:
             self._kernels[choice] = self._kernels.get(choice, 0) + 1
+
+    def graph_split(self, split: GraphSplit) -> bool:
+        """Count an op that a graph is compiled without; true at the first of an op."""
+        with self._lock:
+            first = all(known.op != split.op for known in self._splits)
+            self._splits[split] = self._splits.get(split, 0) + 1
+            self._count["graph_splits"] += 1
+        return first
 
     def d2h(self, nbytes: int) -> None:
         """Count a copy of ``nbytes`` bytes from the device to the host."""
@@ -333,6 +358,11 @@ class Metrics:
         """
         with self._lock:
             return dict(self._kernels)
+
+    def graph_splits(self) -> dict[GraphSplit, int]:
+        """Ops outside of the programs of compiled graphs, and in how many graphs."""
+        with self._lock:
+            return dict(self._splits)
 
     def snapshot(self) -> dict[str, float]:
         """Every counter of `COUNTERS`, with ``fallback.<op>`` and ``host_sync.<reason>`` counts."""

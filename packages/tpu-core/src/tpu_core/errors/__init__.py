@@ -27,6 +27,7 @@ from tpu_core.errors.distributed import ProcessGroupError as ProcessGroupError
 from tpu_core.errors.distributed import SpmdMismatchWarning as SpmdMismatchWarning
 from tpu_core.errors.export import ExportError as ExportError
 from tpu_core.errors.graphs import GraphCaptureError as GraphCaptureError
+from tpu_core.errors.graphs import GraphSplitWarning as GraphSplitWarning
 from tpu_core.errors.graphs import NotPaddableError as NotPaddableError
 from tpu_core.errors.kernels import JaxFunctionError as JaxFunctionError
 from tpu_core.errors.kernels import KernelCompilationError as KernelCompilationError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpu_core.errors.base import TpuError
+from tpu_core.errors.base import TpuError, TpuWarning
 
 
 class GraphCaptureError(TpuError):
@@ -31,6 +31,33 @@ class GraphCaptureError(TpuError):
     remedy = (
         "Make tensors before the capture, fill them with copy_() between replays, and read "
         "results after replay()."
+    )
+
+
+class GraphSplitWarning(TpuWarning):
+    """An op of a compiled graph runs outside of the graph's programs.
+
+    **How it happens.** A graph of `torch.compile` becomes one program if each of its ops has a
+    lowering and its tensors are on the device. Else it is split: what lies before and behind such
+    an op is compiled, and the op runs as it does without `torch.compile`, which for an op without a
+    lowering means on the CPU, with copies and a wait in each call. The warning comes once an op,
+    with the line that calls it. `torch.tpu.compile_report()` lists all of them, with the reason.
+
+    ```console
+    model.py:31: GraphSplitWarning: [TPU1028] aten.linalg_eig.default runs outside of the programs
+    of a compiled graph: it has no lowering.
+    ```
+
+    **How to fix it.** Replace the op, or move it out of the compiled function. For an op of your
+    own register a lowering (`tpu_core.extend.register`). Make tensors on the device
+    (`torch.arange(3, device=x.device)`) and leave `.cpu()` to the caller.
+    `TPU_PERFORMANCE_WARNINGS=0` silences this.
+    """
+
+    code = "TPU1028"
+    remedy = (
+        "Replace the op, or move it out of the compiled function; an op of your own can have a "
+        "lowering (tpu_core.extend.register). TPU_PERFORMANCE_WARNINGS=0 silences this."
     )
 
 

@@ -61,3 +61,26 @@ class Artifacts:
     def trace(self, name: str, text: Callable[[], str]) -> None:
         """Record a text in PyTorch's structured trace, if ``TORCH_TRACE`` is set."""
         self._dumps.trace(name, text)
+
+    @staticmethod
+    def count_split(op: str, why: str, line: str | None, *, warns: bool = True) -> None:
+        """Count an op that a graph is compiled without, and warn at the first of an op.
+
+        Args:
+            op: Name of the overload.
+            why: The reason, for `torch.tpu.compile_report`.
+            line: The user's line, ``"model.py:31 in forward"``.
+            warns: False where the user has asked for the split.
+
+        Example:
+            >>> artifacts.count_split("mylib.f.default", "it has no lowering", "model.py:31 in f")
+        """
+        from tpu_core.config import config
+        from tpu_core.errors import GraphSplitWarning
+        from tpu_core.logs import warn_at
+        from tpu_core.metrics import METRICS, GraphSplit
+
+        is_first = METRICS.graph_split(GraphSplit(op, why, line))
+        if is_first and warns and config().performance_warnings:
+            text = f"{op} runs outside of the programs of a compiled graph: {why}."
+            warn_at(line, GraphSplitWarning(text, line=line))

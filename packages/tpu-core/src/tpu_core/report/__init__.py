@@ -135,6 +135,14 @@ def _details(facts: Facts) -> list[Table]:
             ],
         ),
         Table(
+            _title("Ops outside of compiled graphs", len(facts.splits), "first"),
+            ("op", "graphs", "line", "why"),
+            [
+                (split.op, str(count), short(split.line), split.why)
+                for split, count in facts.splits[:_MOST_ROWS]
+            ],
+        ),
+        Table(
             _title("Parts run by CPU kernels", len(facts.host_parts), "slowest"),
             ("count", "seconds", "line"),
             [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tpu_core import memory_history
 from tpu_core.errors.base import format_bytes
-from tpu_core.metrics import CompileEvent, Fallback, KernelChoice, Runs
+from tpu_core.metrics import CompileEvent, Fallback, GraphSplit, KernelChoice, Runs
 
 if TYPE_CHECKING:
     from tpu_core.metrics import Metrics
@@ -66,6 +66,7 @@ class Facts:
         programs: In the order in which they were made.
         causes: Of programs that are not the first of their ops, the costliest first.
         fallbacks: Ops that ran on the CPU, the slowest first.
+        splits: Ops that graphs of `torch.compile` are compiled without, and in how many graphs.
         kernels: Implementations of ops that were chosen for programs, and how often, as they came.
         host_parts: Parts of segments that CPU kernels ran, by line, the slowest first.
         syncs: (reason, line, count) of waits for the device, the most frequent first.
@@ -80,6 +81,7 @@ class Facts:
     programs: list[ProgramFacts]
     causes: list[Cause]
     fallbacks: list[tuple[str, Fallback]]
+    splits: list[tuple[GraphSplit, int]]
     kernels: list[tuple[KernelChoice, int]]
     host_parts: list[tuple[str | None, Runs]]
     syncs: list[tuple[str, str | None, int]]
@@ -100,6 +102,7 @@ def collect(metrics: Metrics) -> Facts:
         [ProgramFacts(e, (runs or {}).get(e.key, Runs())) for e in events],
         _causes(events),
         sorted(metrics.fallbacks().items(), key=lambda item: -item[1].seconds),
+        list(metrics.graph_splits().items()),
         list(metrics.kernels().items()),
         sorted(metrics.host_parts().items(), key=lambda item: -item[1].seconds),
         [(reason, line, count) for (reason, line), count in syncs],
@@ -152,6 +155,8 @@ def _totals(count: dict[str, float]) -> list[tuple[str, str]]:
         ("host to device", f"{count['h2d_count']:.0f}, {format_bytes(count['h2d_bytes'])}"),
         ("device to host", f"{count['d2h_count']:.0f}, {format_bytes(count['d2h_bytes'])}"),
     ]
+    if count["graph_splits"]:
+        totals.append(("ops outside of compiled graphs", f"{count['graph_splits']:.0f}"))
     if count["host_parts"]:
         parts = timed(count["host_parts"], count["host_part_seconds"])
         totals.append(("parts run by CPU kernels", parts))
