@@ -284,6 +284,18 @@ def test_prints_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.split() == ["first", "second"]
 
 
+def test_checks_of_known_sizes_leave_a_graph_whole() -> None:
+    def f(x: Tensor) -> Tensor:
+        n = int(x.abs().sum().item())
+        torch._check(n <= 16)
+        return torch.ones(n, device=x.device) * x.mean()
+
+    compiled = torch.compile(f)
+    for x in (torch.ones(5), torch.ones(7), -torch.ones(5)):
+        torch.testing.assert_close(compiled(x.to("tpu")).cpu(), f(x))
+    assert METRICS.graph_splits() == {}
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_memory_out_of_order_is_read_op_by_op(dynamic: bool) -> None:
     def f(x: Tensor) -> Tensor:

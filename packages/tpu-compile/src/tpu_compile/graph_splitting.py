@@ -189,7 +189,8 @@ def in_parts(
     sized = _breaks(module, known)
     breaks = sized | _apart(module, faulty)
     nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
-    if not breaks or not _can_be_parted(module, nodes, sized):
+    has_checks = any(n.target is CHECK for n in nodes)
+    if not (breaks or has_checks) or not _can_be_parted(module, nodes, sized):
         return None
     level = _levels(module, breaks, known)
     steps: list[Any] = []
