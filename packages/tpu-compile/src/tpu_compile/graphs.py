@@ -11,9 +11,9 @@ import copy
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,10 +21,21 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile import control_flow, numbers, random_states, reports
+from tpu_compile import numbers, random_states, reports
 from tpu_compile.effects import unwrap_checks
-from tpu_compile.evaluate import evaluate, is_arithmetic
-from tpu_compile.fx_utils import line_of, lowering_of, outputs, part_of, subgraphs
+from tpu_compile.evaluate import evaluate
+from tpu_compile.faults import (
+    MAKES_SIZE,
+    NUMBER,
+    ON_CPU,
+    OUT_OF_ORDER,
+    Fault,
+    constants,
+    faults,
+    is_random,
+    known_symbols,
+)
+from tpu_compile.fx_utils import line_of, lowering_of, outputs, part_of
 from tpu_compile.graph import Graph
 from tpu_compile.graph_splitting import in_parts
 from tpu_compile.keys import key_of
@@ -32,7 +43,7 @@ from tpu_compile.lane_permutation import move_lanes
 from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
-from tpu_compile.sizes import SYMBOLIC, Symbols
+from tpu_compile.sizes import Symbols
 from tpu_compile.unbacked import bounded
 from tpu_core.errors import NotPaddableError, UnsupportedOpError
 from tpu_core.extend import (
@@ -94,12 +105,12 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
         move_lanes(module)
     unwrap_checks(module)
     _fold_windows(module)
-    faults = list(_faults(module))
-    if faults:
+    found = list(faults(module))
+    if found:
         for form in (_compile_without_constants, _compile_with_tensors_moved):
             if (compiled := form(module, example_inputs)) is not None:
                 return compiled
-        function = _run_of_bounded(module) or _run_in_parts(module, faults)
+        function = _run_of_bounded(module) or _run_in_parts(module, found)
         apart: Callable[..., Any] = make_boxed_func(function)
         return apart
     random_states.unwrap(module)
@@ -129,7 +140,7 @@ def _compile_with_tensors_moved(
         value = moved_inputs[i].meta["val"]
         with value.fake_mode:
             moved_inputs[i].meta["val"] = value.to(device)
-    if any(_faults(moved)) or not {inputs[i] for i in places}.isdisjoint(outputs(module)):
+    if any(faults(moved)) or not {inputs[i] for i in places}.isdisjoint(outputs(module)):
         return None
     run = compile_graph(moved, example_inputs)
 
@@ -156,12 +167,12 @@ def _compile_without_constants(
 
     What indexes with a list keeps that for backward.
     """
-    constants = _constants(module, set())
+    fixed = constants(module, set())
     results = outputs(module)
-    wanted = [i for i, r in enumerate(results) if r in constants and _is_on_cpu(r)]
+    wanted = [i for i, r in enumerate(results) if r in fixed and _is_on_cpu(r)]
     if not wanted:
         return None
-    made = part_of(module, list(constants), [], [results[i] for i in wanted])
+    made = part_of(module, list(fixed), [], [results[i] for i in wanted])
     rest = GraphModule(module, copy.deepcopy(module.graph))
     (output,) = rest.graph.find_nodes(op="output")
     kept = [None if i in wanted else r for i, r in enumerate(outputs(rest))]
@@ -186,7 +197,7 @@ def _fold_windows(module: GraphModule) -> None:
     for i, node in enumerate(list(graph.nodes)):
         op: Any = node.target
         is_call = node.op == "call_function" and str(op).startswith("aten.")
-        if not is_call or node.all_input_nodes or not _is_tensor(node) or _is_random(node):
+        if not is_call or node.all_input_nodes or not _is_tensor(node) or is_random(node):
             continue
         if lowering_of(op) is None:
             setattr(module, f"tpu_window_{i}", op(*node.args, **node.kwargs))
@@ -205,15 +216,15 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "tpu"
 
 
-def _run_in_parts(module: GraphModule, faults: Sequence[Fault]) -> Callable[..., Any]:
+def _run_in_parts(module: GraphModule, found: Sequence[Fault]) -> Callable[..., Any]:
     """A function that runs ops with a fault by eager, and the others compiled where it can be."""
-    of_size = {f.node for f in faults if f.why in (_MAKES_SIZE, _NUMBER)}
-    faulty = {f.node: f.why for f in faults}
+    of_size = {f.node for f in found if f.why in (MAKES_SIZE, NUMBER)}
+    faulty = {f.node: f.why for f in found}
     # What a part gives has no memory around it.
-    of_memory = [f for f in faults if f.why == _OUT_OF_ORDER and _first(f.node).op != "placeholder"]
+    of_memory = [f for f in found if f.why == OUT_OF_ORDER and _first(f.node).op != "placeholder"]
     parts = None
     if not of_memory:
-        parts = in_parts(module, _known(module), faulty.keys() - of_size, _compile_part)
+        parts = in_parts(module, known_symbols(module), faulty.keys() - of_size, _compile_part)
     if parts is None:
         for node, why in faulty.items():
             if faulty.keys().isdisjoint(node.all_input_nodes):
@@ -223,7 +234,7 @@ def _run_in_parts(module: GraphModule, faults: Sequence[Fault]) -> Callable[...,
     for node in module.graph.nodes:
         if node in parts.apart and node.target is not operator.getitem:
             # The user has asked for sizes that depend on values, each of which reads.
-            why, warns = faulty.get(node, _ON_CPU), node not in of_size
+            why, warns = faulty.get(node, ON_CPU), node not in of_size
             reports.split(node, why, warns=warns)
     return parts
 
@@ -239,8 +250,8 @@ def _compile_part(module: GraphModule) -> Callable[..., Any]:
 
 def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:
     """A function that records a graph that computes sizes; None where they have no bound."""
-    parts = bounded(module, _known(module))
-    if parts is None or any(_faults(parts.first)) or any(_faults(parts.second)):
+    parts = bounded(module, known_symbols(module))
+    if parts is None or any(faults(parts.first)) or any(faults(parts.second)):
         return None
     _define()
     # The key is that of the graph with its checks: they are the sizes' bounds.
@@ -342,117 +353,6 @@ def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
     if not isinstance(result, Node) or result.target is random_states.state_of:
         return False
     return _is_tensor(result) or not numbers.are_known(result.meta["val"], known)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A node that no program can hold.
-
-    Attributes:
-        node: The node.
-        why: The reason.
-    """
-
-    node: Node
-    why: str
-
-
-_MAKES_SIZE = "its result's size depends on values"
-_NO_LOWERING = "it has no lowering"
-_ON_CPU = "its tensors are on the CPU"
-_OUT_OF_ORDER = "it reads memory that is not in order"
-_NUMBER = "it computes a number that others need as they are traced"
-
-
-def _faults(module: GraphModule, known: AbstractSet[Any] | None = None) -> Iterator[Fault]:
-    """The nodes for which a graph is no single program.
-
-    Args:
-        module: A graph of functional overloads.
-        known: The symbols that are known outside, for the body of a loop or branch.
-    """
-    is_body = known is not None
-    known = _known(module) if known is None else known
-    constants = _constants(module, known)
-    for node in module.graph.nodes:
-        if random_states.is_state(node):
-            continue
-        why = _fault(node, known, is_body, node in constants)
-        if why is not None:
-            yield Fault(node, why)
-    for r in () if is_body else outputs(module):
-        if isinstance(r, Node) and _is_tensor(r) and not random_states.is_state(r):
-            if r.meta["val"].device.type != "tpu":
-                yield Fault(r, _ON_CPU)
-
-
-def _constants(module: GraphModule, known: AbstractSet[Any]) -> dict[Node, None]:
-    """The nodes that follow from sizes that are known and from nothing else, in order."""
-    found: dict[Node, None] = {}
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, SYMBOLIC):
-            is_constant = numbers.are_known(value, known)
-        else:
-            is_call = node.op == "call_function" and not _is_random(node)
-            is_constant = node.op == "get_attr" or is_call
-            is_constant = is_constant and all(n in found for n in node.all_input_nodes)
-        if is_constant:
-            found[node] = None
-    return found
-
-
-def _fault(node: Node, known: AbstractSet[Any], is_body: bool, is_constant: bool) -> str | None:
-    value = node.meta.get("val")
-    for v in tree_flatten(value)[0]:
-        if isinstance(v, torch.Tensor):
-            if v.device.type != "tpu" and not is_constant and (v.dim() or _is_random(node)):
-                return _ON_CPU
-            if not numbers.are_known(v, known):
-                return _MAKES_SIZE
-    if node.op == "placeholder" and isinstance(value, torch.Tensor):
-        # A number on the CPU that the graph makes itself is one of the program's values.
-        if value.device.type != "tpu" and not is_body:
-            return _ON_CPU
-    if numbers.is_computed(value, known):
-        return None if numbers.can_be_computed(node) else _NUMBER
-    if node.op != "call_function" or (is_arithmetic(value) and numbers.are_known(value, known)):
-        return None
-    return _reason(node, known)
-
-
-def _is_random(node: Node) -> bool:
-    op = node.target
-    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
-
-
-def _reason(node: Node, known: AbstractSet[Any]) -> str | None:
-    """The reason for which no program can call what a node calls, or None."""
-    op: Any = random_states.drawn_op(node) or node.target
-    if isinstance(op, torch._ops.HigherOrderOperator):
-        if not control_flow.can_be_lowered(node):
-            return _NO_LOWERING
-        bodies = ((g, numbers.symbols_inside(g, known)) for g in subgraphs(node))
-        inner = next((f for b in bodies for f in _faults(*b)), None)
-        return f"{reports.name_of(inner.node)} inside of it: {inner.why}" if inner else None
-    if isinstance(op, torch._ops.OpOverload):
-        if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
-            return _OUT_OF_ORDER
-        return None if lowering_of(op) is not None else _NO_LOWERING
-    is_plain = op is operator.getitem or is_arithmetic(node.meta.get("val"))
-    return None if is_plain else _NO_LOWERING
-
-
-def _is_plain(node: Any) -> bool:
-    """Return whether a tensor's elements lie in memory in order: what `as_strided` goes by."""
-    value = node.meta["val"]
-    return bool(value.is_contiguous() and value.storage_offset() == 0)
-
-
-def _known(module: GraphModule) -> AbstractSet[Any]:
-    """The symbols that a graph's inputs give a value to."""
-    values = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
-    return Symbols(values, [v for v in values if isinstance(v, torch.Tensor)]).known
 
 
 def _graph_of(module: GraphModule) -> Graph:
