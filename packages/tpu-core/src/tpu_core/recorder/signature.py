@@ -131,7 +131,8 @@ def new_signature(
     try:
         result, twins = run_meta(op, args)
     except Refused as refused:
-        return PYTHON, refused.run, (), (), ()
+        # Not the exception itself, whose frames hold the operands.
+        return PYTHON, Refused(refused.target).run, (), (), ()
     except NotImplementedError:
         if entry is None:
             return PYTHON, fallback.run_on_cpu, (), (), ()
