@@ -152,6 +152,7 @@ _MISTAKES = (
     # RuntimeErrors before torch 2.15.
     "with a bool tensor is not supported",
     "could not infer output dtype",
+    "Expected both inputs to be",
     "doesn't support tensors of type",
 )
 
@@ -160,12 +161,15 @@ _CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 
 def has_no_more(op: torch._ops.OpOverload) -> bool:
     """Return whether the device has no more dtypes for the op than the CPU: XLA calls LAPACK, and
-    has neither bits of floats nor transforms of narrow ones.
+    has neither bits of floats, nor transforms or complex numbers of narrow ones.
     """
     entry = lowering_of(op)
     if entry is not None and entry.family in ("linalg", "lu", "fft"):
         return True
-    return overload_name(op).startswith(("aten.bitwise_", "aten.gcd", "aten.lcm"))
+    name = overload_name(op)
+    return name.startswith(
+        ("aten.bitwise_", "aten.gcd", "aten.lcm", "aten.complex.", "aten.polar.")
+    )
 
 
 def size_of(args: Sequence[Any]) -> int:
