@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,45 @@ def without_gradients(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torc
     return F.cross_entropy(logits, y.flatten()) + head.weight.square().sum() + x.sum()
 
 
+def rounded(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = torch.div(head(x), 2.0, rounding_mode="floor").tanh() * 2.0
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten()) + x.sum() + head.weight.sum()
+
+
+def in_float64(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(head(x).double().flatten(0, 1), y.flatten())
+
+
+def broadcast(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x, head.weight, x.sum().reshape(1))
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def written_hidden(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    x = x.detach().clone()
+    with torch.no_grad():
+        logits = head(x).flatten(0, 1)
+        x[:, 1:].zero_()
+        loss = F.cross_entropy(logits, y.flatten())
+    return loss + x.sum() + head.weight.sum()
+
+
+def written_weight(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    weight = head.weight.detach().clone()
+    with torch.no_grad():
+        logits = F.linear(x, weight).flatten(0, 1)
+        torch.mul(weight, 2, out=weight)
+        loss = F.cross_entropy(logits, y.flatten())
+    return loss + x.sum() + head.weight.sum()
+
+
+def written_target(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+    logits = head(x).flatten(0, 1)
+    y = y.flatten().clone()
+    y[y == 3] = -100
+    return F.cross_entropy(logits, y)
+
+
 def gradients(
     device: str, loss: Loss, bias: bool, compiled: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -110,6 +150,7 @@ def check(loss: Loss, bias: bool, bound: float = 1e-5) -> None:
         (smoothed, True, 1e-5),
         (capped, False, 1e-5),
         (of_transformers, False, 1e-5),
+        (written_target, True, 1e-5),
         (under_autocast, False, 2e-2),  # products of bfloat16; the CPU rounds the logits, too
     ],
 )
@@ -130,6 +171,11 @@ def test_compiled_losses_need_no_logits(
         (of_sliced_columns, ""),
         (with_class_weights, ""),
         (without_gradients, ""),
+        (rounded, ""),
+        (in_float64, ""),
+        (broadcast, ""),
+        (written_hidden, "may be written"),
+        (written_weight, "may be written"),
     ],
 )
 def test_logits_that_are_needed_are_built(
@@ -139,6 +185,72 @@ def test_logits_that_are_needed_are_built(
     with tpu_kernels.using(cross_entropy="chunked"):
         check(loss, bias=False)
     assert "are not built" not in caplog.text and reason in caplog.text
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_batches_and_lengths_that_vary(
+    dynamic: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tpu_compile")
+    torch.compiler.reset()
+    head = nn.Linear(FEATURES, VOCABULARY)
+    on_device = copy.deepcopy(head).to("tpu")
+
+    def loss(x: torch.Tensor, y: torch.Tensor, head: nn.Linear) -> torch.Tensor:
+        return F.cross_entropy(head(x).view(-1, VOCABULARY), y.view(-1))
+
+    with tpu_kernels.using(cross_entropy="chunked"):
+        compiled = torch.compile(lambda x, y: loss(x, y, on_device), dynamic=dynamic)
+        for batch, length in ((2, 5), (3, 7), (4, 1), (5, 6)):
+            x, y = torch.randn(batch, length, FEATURES), torch.randint(VOCABULARY, (batch, length))
+            x_on_device = x.to("tpu").requires_grad_()
+            value, expected = compiled(x_on_device, y.to("tpu")), loss(x.requires_grad_(), y, head)
+            value.backward()
+            expected.backward()
+            assert x.grad is not None and x_on_device.grad is not None
+            found = [value.detach().cpu(), x_on_device.grad.cpu()]
+            torch.testing.assert_close(found, [expected.detach(), x.grad], rtol=1e-5, atol=1e-5)
+    assert "are not built" in caplog.text
+
+
+@pytest.mark.parametrize("label", [VOCABULARY, -7])
+def test_labels_that_are_no_classes_raise_at_the_next_read(label: int) -> None:
+    torch.compiler.reset()
+    head, x = nn.Linear(FEATURES, VOCABULARY).to("tpu"), torch.randn(2, 3, FEATURES, device="tpu")
+    y = torch.full((2, 3), label, device="tpu")
+    with tpu_kernels.using(cross_entropy="chunked"):
+        value = torch.compile(flattened)(x, head, y)
+    with pytest.raises(IndexError, match=rf"^Target {label} is out of bounds\."):
+        value.item()
+
+
+def test_forward_derivatives_need_logits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tpu_compile")
+    torch.compiler.reset()
+    x, w, y = torch.randn(6, 4), torch.randn(9, 4), torch.randint(9, (6,))
+
+    def tangent(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(F.linear(x, w), y)
+
+        found: torch.Tensor = torch.func.jvp(loss, (x,), (x * 2,))[1]
+        return found
+
+    with tpu_kernels.using(cross_entropy="chunked"):
+        got = torch.compile(tangent)(x.to("tpu"), w.to("tpu"), y.to("tpu"))
+    torch.testing.assert_close(got.cpu(), tangent(x, w, y), rtol=1e-5, atol=1e-5)
+    assert "are not built" not in caplog.text
+
+
+def test_classes_without_a_chance() -> None:
+    """A bias of -inf, as for the padding of a vocabulary."""
+
+    def loss(x: torch.Tensor, head: nn.Linear, y: torch.Tensor) -> torch.Tensor:
+        bias = torch.where(torch.arange(VOCABULARY, device=x.device) < 3, -float("inf"), 0.0)
+        return F.cross_entropy(F.linear(x, head.weight, bias).flatten(0, 1), y.flatten().clamp(3))
+
+    with tpu_kernels.using(cross_entropy="chunked"):
+        check(loss, bias=False)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +289,26 @@ def step_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
     return loss, logits
 
 
+def loss_of_written(model: Head, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    bias = torch.zeros_like(model.head.weight[:, 0])
+    logits = F.linear(x * model.scale, model.head.weight, bias)
+    bias.add_(1)
+    return F.cross_entropy(logits.float(), y)
+
+
+def loss_of_unseen_writes(model: Head, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    hidden = x * model.scale
+    logits = model.head(hidden)
+    hidden.data.zero_()
+    return F.cross_entropy(logits.float(), y)
+
+
+def loss_without_gradients(model: Head, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(x)
+    return F.cross_entropy(logits.float(), y) + model.scale.sum()
+
+
 def plan_of(tokens: int, features: int, vocabulary: int, **options: Any) -> tpu_compile.aot.Plan:
     with torch.device("meta"):
         model = Head(features, vocabulary).bfloat16()
@@ -207,6 +339,14 @@ def test_logits_that_a_step_returns_are_built() -> None:
     with tpu_kernels.using(cross_entropy="chunked"):
         plan = plan_of(256, 128, 1024, step=step_of)
     assert "The logits of a loss are built: something else reads them." in plan.notes
+
+
+@pytest.mark.parametrize("loss", [loss_of_written, loss_of_unseen_writes, loss_without_gradients])
+def test_plans_build_logits_of_what_is_not_there_any_more(loss: Any) -> None:
+    with tpu_kernels.using(cross_entropy="chunked"):
+        plan = plan_of(256, 128, 1024, loss=loss)
+    assert not any("are not built" in note for note in plan.notes)
+    assert not any(kernel.op == "cross_entropy" for kernel in plan.kernels)
 
 
 @pytest.mark.parametrize(

@@ -350,3 +350,21 @@ def test_a_guard_may_divide_by_a_difference_of_sizes() -> None:
     compiled = torch.compile(program, dynamic=True)
     found = compiled(x.to("tpu"), weight.to("tpu"), table.to("tpu"))
     torch.testing.assert_close(found.cpu(), program(x, weight, table))
+
+
+def test_label_smoothing_over_classes_that_vary() -> None:
+    """Forward gives backward the smoothing divided by the number of classes."""
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, y, label_smoothing=0.1)
+
+    compiled = torch.compile(loss, dynamic=True)
+    for tokens, classes in ((4, 5), (6, 9), (3, 12)):
+        x, y = torch.randn(tokens, classes), torch.randint(classes, (tokens,))
+        found = []
+        for function, device in ((loss, "cpu"), (compiled, "tpu")):
+            given = x.detach().to(device).requires_grad_()
+            function(given, y.to(device)).backward()
+            assert given.grad is not None
+            found.append(given.grad.cpu())
+        torch.testing.assert_close(found[1], found[0])

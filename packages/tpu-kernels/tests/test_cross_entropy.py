@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -68,6 +69,62 @@ def test_targets_that_are_all_ignored() -> None:
             "cpu", torch.float64, (hidden, weight, ignored, bias), **options
         )
         torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "bias",
+    [
+        [-math.inf, 0, 1, 2, 3],
+        [-math.inf, -math.inf, -math.inf, 2, 3],  # more than the first chunk
+        [0, 1, 2, -math.inf, -math.inf],
+        [0, math.inf, 2, 3, 4],
+        [0, 1, math.nan, 3, 4],
+        [-math.inf] * 5,
+    ],
+)
+def test_logits_that_are_not_finite(bias: list[float], smoothing: float) -> None:
+    hidden, weight, _, _ = inputs(3, 4, 5)
+    target = torch.tensor([3, 4, 3])
+    given = hidden, weight, target, torch.tensor(bias)
+    options = {"chunk": 2, "label_smoothing": smoothing, "reduction": "none"}
+    got = losses_and_gradients("tpu", torch.float32, given, **options)
+    want = losses_and_gradients("cpu", torch.float64, given, **options)
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_loss_beside_large_logits() -> None:
+    hidden, weight = torch.ones(1, 1), torch.tensor([[1000.0], [990.0]])
+    given = hidden, weight, torch.tensor([0]), torch.zeros(2)
+    got = losses_and_gradients("tpu", torch.float32, given)[0]
+    want = losses_and_gradients("cpu", torch.float64, given)[0]
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("label", [5, -1, -7, 2**32 + 1])
+def test_labels_that_are_no_classes_raise_at_the_next_read(label: int) -> None:
+    hidden, weight, _, _ = (x.to("tpu") for x in inputs(3, 4, 5))
+    target = torch.tensor([0, label, 1]).to("tpu")
+
+    def batched(w: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(hidden, w, target)
+
+    for compute in (
+        lambda: batched(weight),
+        lambda: torch.compile(batched)(weight),
+        lambda: torch.vmap(batched, in_dims=1)(weight[:, None].expand(5, 2, 4)),
+    ):
+        loss = compute()
+        with pytest.raises(IndexError, match=rf"^Target {label} is out of bounds\."):
+            loss.cpu()
+
+
+def test_autocast_leaves_float64() -> None:
+    hidden, weight, target, _ = (x.to("tpu") for x in inputs(3, 4, 5))
+    with torch.autocast("tpu", torch.bfloat16):
+        got = linear_cross_entropy(hidden.double(), weight.double(), target)
+    want = linear_cross_entropy(hidden.double().cpu(), weight.double().cpu(), target.cpu())
+    torch.testing.assert_close(got.cpu(), want)
 
 
 def test_the_plain_path_and_sequences() -> None:

@@ -43,11 +43,13 @@ def tpu(
     from torch._dynamo.backends.common import aot_autograd
 
     from tpu_compile.compilers import compile_backward, compile_forward, compile_inference
-    from tpu_compile.graph_losses import leave_out_logits
+    from tpu_compile.graph_losses import has_refused_labels, leave_out_logits
     from tpu_compile.graphs import decompositions
     from tpu_compile.mutations import replaces_storages
 
     as_traced = GraphModule(model, copy.deepcopy(model.graph))
+    if has_refused_labels(model):
+        return as_traced  # the op raises, at its line
     leave_out_logits(model)
     with_autograd = aot_autograd(
         fw_compiler=compile_forward,

@@ -43,7 +43,7 @@ from tpu_compile.lane_permutation import move_lanes
 from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
-from tpu_compile.sizes import Symbols
+from tpu_compile.sizes import Sizes, Symbols
 from tpu_compile.unbacked import bounded
 from tpu_core.errors import NotPaddableError, UnsupportedOpError
 from tpu_core.extend import (
@@ -461,12 +461,20 @@ def _lower(
     return _evaluate(GRAPHS[key], inputs, sizes, seeds)
 
 
+def _fraction(node: Node, sizes: Sizes) -> Any:
+    """Value of a backward graph's input that forward worked out from sizes, such as 0.1 / n."""
+    value = node.meta.get("val")
+    is_known = isinstance(value, torch.SymFloat) and sizes.knows(value)
+    return sizes.value(value) if is_known else None
+
+
 def _evaluate(
     graph: Graph, inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any]
 ) -> list[jax.Array]:
     given = {**dict(zip(graph.tensors, inputs)), **dict(zip(graph.sizes, sizes))}
-    arguments = [given.get(i) for i in range(graph.count)]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
+    places = graph.module.graph.find_nodes(op="placeholder")
+    arguments = [given.get(i, _fraction(n, bound)) for i, n in enumerate(places)]
     if graph.bounded is not None:
         results = graph.bounded.results(arguments, bound)
         return [r for r, is_made in zip(results, graph.made, strict=True) if is_made]

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol
@@ -23,9 +25,16 @@ GROUP = "tpu_compile.losses"
 
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
 _CASTS = {"float", "double", "to", "contiguous", "clone"}
+_DTYPES = {torch.bfloat16, torch.float16, torch.float32, torch.float64}
 _SLICES = {"getitem", "__getitem__"}
 _QUOTIENTS = {"truediv", "__truediv__", "div", "true_divide"}
 _PRODUCTS = {"mul", "__mul__"}
+_WRITES = {
+    *("setitem", "delitem", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod"),
+    *("imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor"),
+    *("batch_norm", "instance_norm"),  # running statistics
+}
+_OWNERS: tuple[Any, ...] = (torch, torch.Tensor, F, operator)
 _SIGNATURE = inspect.signature(F.cross_entropy)
 Step = tuple[str, Any]
 """What is done to rows of logits: ``("reshape", leading dims)`` or ``("slice", index)``."""
@@ -102,41 +111,76 @@ class Logits:
     chain: tuple[Any, ...] = ()
 
 
+def name_of(target: Any) -> str:
+    """The name of a method, or of a function of PyTorch's; empty for a function of others."""
+    if isinstance(target, str):
+        return target
+    name = getattr(target, "__name__", "")
+    return name if any(getattr(owner, name, None) == target for owner in _OWNERS) else ""
+
+
 def from_linear(
-    args: Sequence[Any], kwargs: Mapping[str, Any], weight: Any, made: Any
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    value: Callable[[Any], Any],
+    made: Any,
+    casts: bool,
 ) -> Logits | None:
-    """The logits of a call of `torch.nn.functional.linear`.
+    """The logits of a call of `torch.nn.functional.linear`; None where they cannot be left out.
 
     Args:
         args, kwargs: Of the call.
-        weight: The tensor that the layer's weight is, for its sizes.
+        value: Gives the tensor that an argument is.
         made: The tensor that the call gives.
+        casts: Whether the call is under autocast.
     """
     given = [*args, *(kwargs.get(name) for name in ("input", "weight", "bias")[len(args) :])]
-    static = all(isinstance(n, int) for n in weight.shape)
-    if made.device.type != "tpu" or weight.dim() != 2 or not static or made.dim() < 2:
+    hidden, of_weight, of_bias = given
+    tensors = [value(x) for x in given if x is not None]
+    if made.device.type != "tpu" or made.dtype not in _DTYPES or made.dim() < 2:
+        return None
+    if len(tensors) < 2 or not all(isinstance(x, torch.Tensor) for x in tensors):
+        return None
+    if not casts and any(x.dtype != made.dtype for x in tensors):
+        return None  # an error, which fake tensors do not raise
+    weight, *bias = tensors[1:]
+    if weight.dim() != 2 or 0 in weight.shape or not all(isinstance(n, int) for n in weight.shape):
         return None
     vocabulary, features = weight.shape
-    hidden, of_weight, bias = given
-    return Logits(hidden, of_weight, bias, (features, vocabulary), made.dtype)
+    if bias and tuple(bias[0].shape) != (vocabulary,):
+        return None  # broadcast
+    return Logits(hidden, of_weight, of_bias, (features, vocabulary), made.dtype)
 
 
-def after(logits: Logits, name: str, rest: Sequence[Any], before: Any, made: Any) -> Logits | None:
+def after(
+    logits: Logits,
+    name: str,
+    rest: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    before: Any,
+    made: Any,
+) -> Logits | None:
     """The logits after an op; None where they are not known any more.
 
     Args:
         logits: Before it.
-        name: Of the function or method.
+        name: Of the function or method, as `name_of` gives it.
         rest: Its arguments behind the logits.
+        kwargs: Its keyword arguments.
         before, made: The tensors that hold the logits before and after.
     """
     is_whole = made.dim() >= 1 and made.shape[-1] == logits.sizes[1]
-    if not is_whole or made.device != before.device or not made.dtype.is_floating_point:
+    if not is_whole or made.device != before.device or "out" in kwargs:
         return None
     if name in _CASTS:
-        return logits if made.dtype.itemsize >= before.dtype.itemsize else None
+        return logits if made.dtype == before.dtype or _is_exact(before.dtype, made.dtype) else None
     if made.dtype != before.dtype:
         return None
+    if name in _RESHAPES or name in _SLICES:
+        step = _step(name, rest, before, made)  # of a reshape, what is made says everything
+        return replace(logits, steps=(*logits.steps, step)) if step is not None else None
+    if kwargs:
+        return None  # such as `rounding_mode`
     open_cap = bool(logits.divided)
     if name in _QUOTIENTS and _is_number(rest) and not open_cap and not logits.softcap:
         return replace(logits, divided=float(rest[0]))
@@ -144,22 +188,26 @@ def after(logits: Logits, name: str, rest: Sequence[Any], before: Any, made: Any
         return replace(logits, bounded=True)
     if name in _PRODUCTS and _is_number(rest) and logits.bounded and rest[0] == logits.divided:
         return replace(logits, divided=0.0, bounded=False, softcap=logits.divided)
-    step = _step(name, rest, before, made)
-    return replace(logits, steps=(*logits.steps, step)) if step is not None else None
+    return None
+
+
+def _is_exact(before: torch.dtype, made: torch.dtype) -> bool:
+    """Return whether a cast is to float32, in which losses are computed, from less."""
+    return made is torch.float32 and before in (torch.bfloat16, torch.float16)
 
 
 def _is_number(rest: Sequence[Any]) -> bool:
-    return len(rest) == 1 and isinstance(rest[0], (int, float)) and rest[0] > 0
+    if len(rest) != 1 or type(rest[0]) not in (int, float):
+        return False
+    return 0 < rest[0] < math.inf
 
 
 def _step(name: str, rest: Sequence[Any], before: Any, made: Any) -> Step | None:
     if name in _RESHAPES:
         lead = [n if isinstance(n, int) else -1 for n in made.shape[:-1]]
         return ("reshape", tuple(lead)) if lead.count(-1) <= 1 else None
-    if name in _SLICES:
-        index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
-        return ("slice", index) if _keeps_columns(index, before.dim()) else None
-    return None
+    index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
+    return ("slice", index) if _keeps_columns(index, before.dim()) else None
 
 
 def _keeps_columns(index: tuple[Any, ...], dims: int) -> bool:
@@ -173,6 +221,30 @@ def _keeps_columns(index: tuple[Any, ...], dims: int) -> bool:
     taken = [part for part in index if part is not None]
     reaches_last = len(taken) == dims if Ellipsis not in taken else taken[-1] is not Ellipsis
     return not reaches_last or taken[-1] == slice(None)
+
+
+def may_write(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call in a graph of Dynamo's may write to its arguments.
+
+    Args:
+        target: A function, or the name of a method.
+        args, kwargs: Of the call.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    name = name_of(target)
+    if name.startswith("__") and name.endswith("__"):
+        return name == "__setitem__" or name.startswith("__i")
+    # A function of others may do anything.
+    if not name or name.endswith("_") or name in _WRITES or kwargs.get("out") is not None:
+        return True
+    if isinstance(target, str):
+        return False
+    try:
+        given = inspect.signature(target).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a function in C, of which none has such arguments
+        return False
+    return bool(given.get("inplace")) or given.get("max_norm") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +263,11 @@ def call_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, O
     given = bound.arguments
     if any(given[name] is not None for name in ("weight", "size_average", "reduce")):
         return None
-    options = Options(given["ignore_index"], given["reduction"], given["label_smoothing"])
-    static = isinstance(options.ignore_index, int) and isinstance(options.label_smoothing, float)
-    return (given["input"], given["target"], options) if static else None
+    smoothing = given["label_smoothing"]
+    if type(given["ignore_index"]) is not int or type(smoothing) not in (int, float):
+        return None
+    options = Options(given["ignore_index"], given["reduction"], float(smoothing))
+    return given["input"], given["target"], options
 
 
 def verdict(
@@ -209,8 +283,8 @@ def verdict(
     function = offered()
     if function is None:
         return "no installed package offers a loss without them"
-    if value.dim() != 2 or target.dim() != 1 or target.dtype.is_floating_point:
-        return "classes are not the last of two dimensions, or targets are no indices"
+    if value.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
+        return "classes are not the last of two dimensions, or targets are no indices of int64"
     if logits.divided:
         return "they are divided by a number"
     features, vocabulary = logits.sizes

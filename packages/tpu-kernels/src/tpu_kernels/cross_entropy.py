@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from tpu_core.array_types import Float, Int32, Integer
+from tpu_core.array_types import Float, Integer
+from tpu_core.extend import check_range
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.cross_entropy import reference
 
@@ -17,6 +19,28 @@ _forward = jax_op("tpu_kernels::linear_cross_entropy", reference.forward, differ
 _backward = jax_op(
     "tpu_kernels::linear_cross_entropy_backward", reference.backward, differentiable=False
 )
+
+
+def _labels(
+    hidden: jax.Array, weight: jax.Array, target: jax.Array, *_: Any, **__: Any
+) -> tuple[jax.Array, int]:
+    return target, weight.shape[0]
+
+
+def _labels_of_batches(
+    hidden: jax.Array, weight: jax.Array, target: jax.Array, *rest: Any, **_: Any
+) -> tuple[jax.Array, int]:
+    """As `_labels`, where `torch.func.vmap` gives a dimension to some of the operands."""
+    *_others, dims, _size = rest
+    return target, weight.shape[1 if dims[1] == 0 else 0]
+
+
+def _no_class(value: int) -> Exception:
+    return IndexError(f"Target {value} is out of bounds.")
+
+
+check_range("tpu_kernels.linear_cross_entropy.default", _labels, _no_class)
+check_range("tpu_kernels.linear_cross_entropy_vmap.default", _labels_of_batches, _no_class)
 
 
 @register_flop_formula(torch.ops.tpu_kernels.linear_cross_entropy)
@@ -110,16 +134,18 @@ def wide_linear_cross_entropy(
     chunk: int = 0,
 ) -> Float[torch.Tensor, "*batch"] | Float[torch.Tensor, ""]:
     """`linear_cross_entropy` in float32, or in float64, on device ``tpu``; arguments unchecked."""
-    if torch.is_autocast_enabled("tpu"):
+    if torch.is_autocast_enabled("tpu") and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype("tpu")
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    # As wide as they come: a label that is no class shall not become one.
+    target = target.to(torch.int64)
     counts = target != ignore_index
     needed = torch.is_grad_enabled() and hidden.requires_grad
     losses, _, _ = _Losses.apply(
         hidden.reshape(-1, hidden.size(-1)),
         weight,
-        torch.where(counts, target, 0).reshape(-1).to(torch.int32),
+        torch.where(counts, target, 0).reshape(-1),
         bias,
         float(label_smoothing),
         float(softcap),
@@ -142,7 +168,7 @@ class _Losses(torch.autograd.Function):
     def forward(
         hidden: Float[torch.Tensor, "tokens features"],
         weight: Float[torch.Tensor, "vocabulary features"],
-        target: Int32[torch.Tensor, " tokens"],
+        target: Integer[torch.Tensor, " tokens"],
         bias: Float[torch.Tensor, " vocabulary"] | None,
         smoothing: float,
         softcap: float,
@@ -179,7 +205,7 @@ class _Gradients(torch.autograd.Function):
         hidden: Float[torch.Tensor, "tokens features"],
         weight: Float[torch.Tensor, "vocabulary features"],
         bias: Float[torch.Tensor, " vocabulary"] | None,
-        target: Int32[torch.Tensor, " tokens"],
+        target: Integer[torch.Tensor, " tokens"],
         logsumexp: Float[torch.Tensor, " tokens"],
         slopes: Float[torch.Tensor, "tokens features"],
         smoothing: float,

@@ -51,9 +51,15 @@ class Scope:
         if not isinstance(size, torch.SymInt):
             return str(size)
         expression = size.node.expr
-        name = self._names.setdefault(expression, f"d{len(self._names)}")
-        self._values.setdefault(name, size)
-        return name
+        if expression not in self._names:
+            from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+            # A guard may say that two products are equal, and leaves them as they are.
+            equal = (n for n, s in self._values.items() if statically_known_true(s == size))
+            name = next(equal, f"d{len(self._values)}")
+            self._names[expression] = name
+            self._values.setdefault(name, size)
+        return self._names[expression]
 
     def torch_shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """A shape of JAX with PyTorch's sizes in it."""

@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from tpu_compile.linear_loss import Logits, after, call_of, from_linear, verdict, without_logits
+from tpu_compile.linear_loss import (
+    Logits,
+    after,
+    call_of,
+    from_linear,
+    name_of,
+    verdict,
+    without_logits,
+)
 
 
 class LeavingOutLogits(TorchFunctionMode):
@@ -38,6 +46,7 @@ class LeavingOutLogits(TorchFunctionMode):
         # By identity: tensors that are kept alive keep theirs.
         self._known: dict[int, tuple[torch.Tensor, Logits]] = {}
         self._uses: dict[int, int] = defaultdict(int)
+        self._conditions: dict[int, tuple[Any, ...] | None] = {}
         self._replaced: list[Logits] = []
 
     @property
@@ -57,6 +66,8 @@ class LeavingOutLogits(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "__self__", None) is torch.Tensor.data:
+            self._known.clear()  # writes to it change no version
         if func is F.cross_entropy and (found := self._loss(args, kwargs)) is not None:
             return found
         made = func(*args, **kwargs)
@@ -75,14 +86,16 @@ class LeavingOutLogits(TorchFunctionMode):
     def _follow(self, func: Any, args: Sequence[Any], kwargs: Any, made: torch.Tensor) -> None:
         found = None
         if func is F.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            found = from_linear(args, kwargs, weight, made)
+            casts = torch.is_autocast_enabled("tpu")
+            found = from_linear(args, kwargs, lambda x: x, made, casts)
+            if found is not None:
+                self._conditions[id(made)] = _conditions(found)
         elif args and id(args[0]) in self._known:
             source, logits = self._known[id(args[0])]
             if made is source:  # such as `contiguous` of what is
                 self._uses[id(made)] -= 1
             else:
-                found = after(logits, func.__name__, args[1:], source, made)
+                found = after(logits, name_of(func), args[1:], kwargs, source, made)
         if found is not None:
             self._known[id(made)] = made, replace(found, chain=(*found.chain, id(made)))
 
@@ -93,6 +106,12 @@ class LeavingOutLogits(TorchFunctionMode):
         source, target, options = call
         _, logits = self._known[id(source)]
         shape = f"The logits {list(source.shape)} of a loss"
+        conditions = self._conditions[logits.chain[0]]
+        if conditions is None or conditions != _conditions(logits):
+            self.notes.append(
+                f"{shape} are built: the layer ran without gradients, or its inputs were written."
+            )
+            return None
         axes = [a for a in self.axes.get(id(logits.weight), ()) if a not in self._batch]
         reason = verdict(logits, source, target, self._devices, axes)
         if reason is not None:
@@ -116,3 +135,11 @@ class LeavingOutLogits(TorchFunctionMode):
             options.label_smoothing,
             logits.softcap,
         )
+
+
+def _conditions(logits: Logits) -> tuple[Any, ...] | None:
+    """The gradient mode, and the versions of what the layer reads; None if unknown."""
+    tensors = [x for x in (logits.hidden, logits.weight, logits.bias) if x is not None]
+    if any(x.is_inference() for x in tensors):
+        return None
+    return torch.is_grad_enabled(), *(x._version for x in tensors)

@@ -121,11 +121,14 @@ def forward(
         columns = place + jnp.arange(chunk)
         is_new = columns >= new
         above = jnp.maximum(top, jnp.where(is_new, logits, -jnp.inf).max(1))
-        shares = jnp.where(is_new, jnp.exp(logits - above[:, None]), 0)
-        rest = jnp.exp(top - above)
+        # Of columns that are all -inf the exponentials are 0; those of -inf less -inf are NaN.
+        base = jnp.where(above == -jnp.inf, 0, above)
+        shares = jnp.where(is_new, jnp.exp(logits - base[:, None]), 0)
+        rest = jnp.exp(top - base)
         total = total * rest + shares.sum(1)
         picked = picked + jnp.where(is_new & (columns == target[:, None]), logits, 0).sum(1)
-        summed = summed + jnp.where(is_new, logits, 0).sum(1)
+        if smoothing:
+            summed = summed + jnp.where(is_new, logits, 0).sum(1)
         if slopes:
             moved = product(sloped(shares, slope).astype(weights.dtype), weights)
             expected = expected * rest[:, None] + moved
@@ -140,7 +143,10 @@ def forward(
     carry = _over_chunks(step, start, weight, bias, chunk)
     top, total, picked, summed, expected, mean = carry
     logsumexp = top + jnp.log(total)
-    losses = logsumexp - (1 - smoothing) * picked - smoothing * (summed / size)
+    # The difference first: beside a large maximum the logarithm, or a small loss, is rounded away.
+    losses = (1 - smoothing) * (top - picked) + jnp.log(total)
+    if smoothing:  # 0 times an infinite mean is NaN
+        losses = losses + smoothing * (top - summed / size)
     if slopes:
         own = of_target(picked, weight, target, softcap)
         expected = expected / total[:, None] - (1 - smoothing) * own - smoothing * mean
