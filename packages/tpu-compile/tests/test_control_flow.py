@@ -88,6 +88,31 @@ def test_a_branch_in_a_branch() -> None:
     check(f, square())
 
 
+def without_largest(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sigmoid(x) * torch.tanh(x) + 1
+    return torch.where(y == y.amax(), 0.0, y)
+
+
+def test_a_maximum_in_a_loop() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        start = torch.zeros((), dtype=torch.int64, device=x.device)
+        result: tuple[torch.Tensor, ...] = while_loop(
+            lambda i, x: (i < 4) & ((without_largest(x) == 0).sum() < 5),
+            lambda i, x: (i + 1, without_largest(x)),
+            (start, x),
+        )
+        return result
+
+    check(f, torch.randn(4, 4))
+
+
+def test_a_maximum_in_a_branch() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.max() > 0, without_largest, lambda x: x - x.amin(), (x,))
+
+    check(f, square())
+
+
 def test_a_loop() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         start = torch.zeros((), dtype=torch.int64, device=x.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,6 +236,7 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
         values: dict[int, jax.Array] = dict(zip(inputs, arguments))
         packed = {k: a for (k, _), a in zip(packs, arguments[len(inputs) :])}
         numbers = _numbers(segment, packed)
+        readers = Counter([*segment.live, *(s for n in segment.nodes for s in set(n.operands))])
         depths = FusionDepths()
         barriers = Barriers(segment)
         for i, node in enumerate(segment.nodes):
@@ -245,7 +247,8 @@ def as_function(segment: Segment) -> tuple[Callable[..., list[jax.Array]], list[
                 values[slot] = jnp.zeros(segment.slots[slot].shape, segment.slots[slot].dtype)
                 continue
             for slot in node.compared():
-                if slot not in inputs:
+                is_met = readers[slot] > 1 or node.operands.count(slot) > 1
+                if slot not in inputs and (is_met or selections.finds_places(node.name)):
                     values[slot] = selections.shared(values[slot])
             operands = [values[i] for i in node.operands]
             try:

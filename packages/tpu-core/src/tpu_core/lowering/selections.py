@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -21,9 +21,13 @@ from jax import lax
 from torch.fx import Graph, Node
 
 _ALWAYS = frozenset(
-    "amax amin aminmax max min median nanmedian cummax cummin sort msort topk kthvalue mode argmax "
-    "argmin argsort searchsorted bucketize adaptive_max_pool2d adaptive_max_pool3d "
-    "fractional_max_pool2d fractional_max_pool3d".split()
+    "amax amin aminmax max min median nanmedian sort msort topk kthvalue mode argmax argmin "
+    "argsort searchsorted bucketize".split()
+)
+# Their lowerings compare, whatever else reads the operand.
+_PLACES = frozenset(
+    "cummax cummin adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d "
+    "fractional_max_pool3d".split()
 )
 _NORMS = frozenset(
     "linalg_vector_norm norm dist _foreach_norm _cdist_forward _pdist_forward".split()
@@ -42,13 +46,21 @@ def selects(op: str, arguments: Iterable[Any]) -> bool:
         >>> selects("aten.linalg_vector_norm.default", (x, math.inf))
         True
     """
-    _, _, name = op.partition(".")
-    name = name.partition(".")[0].rstrip("_")
-    if name in _ALWAYS:
+    name = _name_of(op)
+    if name in _ALWAYS or name in _PLACES:
         return True
     if name in _NORMS:
         return any(isinstance(a, float) and math.isinf(a) for a in arguments)
     return name in _REDUCTIONS and any(a in ("amax", "amin") for a in arguments if type(a) is str)
+
+
+def finds_places(op: str) -> bool:
+    """Return whether a lowering compares its operand with its results."""
+    return _name_of(op) in _PLACES
+
+
+def _name_of(op: str) -> str:
+    return op.partition(".")[2].partition(".")[0].rstrip("_")
 
 
 def shared(operand: jax.Array) -> jax.Array:
@@ -69,7 +81,8 @@ def compared(graph: Graph) -> set[Node]:
             continue
         bases = [_base(n) for n in node.all_input_nodes]
         if selects(str(node.target), node.args):
-            found.update(bases)
+            alone = finds_places(str(node.target))
+            found.update(n for n in bases if alone or len(set(_readers(n))) > 1)
         elif _is_overload(node.target) and torch.Tag.pointwise in node.target.tags:
             found.update(n for n in bases if bases.count(n) > 1)
     return {n for n in found if n.op == "call_function"}
@@ -84,6 +97,15 @@ def _base(node: Node) -> Node:
             break
         node = source
     return node
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """The nodes that read what a node makes, itself or in a view."""
+    for user in node.users:
+        if user.op == "call_function" and _base(user) is not user:
+            yield from _readers(user)
+        else:
+            yield user
 
 
 def _is_overload(target: Any) -> bool:

@@ -217,7 +217,7 @@ class GraphEvaluator(ABC):
         """
         values: dict[Node, Any] = {}
         given = iter(arguments)
-        compared = selections.compared(module.graph)
+        compared = self.compared(module)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = self.argument(node, next(given))
@@ -287,6 +287,10 @@ class GraphEvaluator(ABC):
             >>> GraphEvaluator.number(jnp.float64(2.0)) * jnp.ones(3, jnp.float32)  # float32
         """
         return pjrt.weak(value)
+
+    def compared(self, module: GraphModule) -> set[Node]:
+        """The nodes that the graph compares with themselves, computed once for all readers."""
+        return selections.compared(module.graph)
 
     def argument(self, node: Node, value: Any) -> Any:
         """The value of a placeholder that is given one."""
