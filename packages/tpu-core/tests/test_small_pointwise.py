@@ -115,6 +115,13 @@ def test_operands_of_other_shapes_dtypes_and_layouts() -> None:
         assert torch.equal(f(x.to("tpu"), wide.to("tpu")).cpu().isnan(), f(x, wide).isnan())
     assert_same_bits(torch._foreach_mul_, [x, row], torch.tensor(0.3))
     assert_same_bits(lambda a: a[:, ::2].mul_(3), x)
+    image = made((2, 3, 4, 5), 5).contiguous(memory_format=torch.channels_last)
+    for narrow in (x[:1, :2:2].mT, image, image[:, :1], image[:1, :, :1], x[None, :1, :, None]):
+        shape, strides, offset = narrow.shape, narrow.stride(), narrow.storage_offset()
+        view = torch.as_strided(image.to("tpu"), shape, strides, offset)
+        expected = torch.as_strided(image, shape, strides, offset)
+        for f in (torch.neg, lambda a: a + a, lambda a: a * 2):
+            assert f(view).stride() == f(expected).stride()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,15 @@ bool have_one_geometry(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+// A result as TensorIterator's fast setup lays it out: what is contiguous may have any strides where sizes are 1.
+at::Tensor empty_as(const at::Tensor& a) {
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+    if (a.is_contiguous(format))
+      return at::detail::empty_cpu(
+          a.sizes(), at::kFloat, std::nullopt, std::nullopt, std::nullopt, format);
+  return at::detail::empty_strided_cpu(a.sizes(), a.strides(), at::kFloat);
+}
+
 // Whether two tensors of n numbers share some memory and not all of it.
 bool overlap(const at::Tensor& a, const at::Tensor& b, int64_t n) {
   const auto *p = a.const_data_ptr<float>(), *q = b.const_data_ptr<float>();
@@ -197,7 +206,7 @@ bool compute(
   for (size_t i = 0; i < items; ++i) {
     const auto& a = operands[i];
     at::Tensor fresh;
-    if (!op.is_in_place) fresh = at::detail::empty_strided_cpu(a.sizes(), a.strides(), at::kFloat);
+    if (!op.is_in_place) fresh = empty_as(a);
     auto* out = (op.is_in_place ? a : fresh).mutable_data_ptr<float>();
     const float* in[3];
     for (size_t j = 0; j < 3; ++j)
