@@ -23,6 +23,10 @@ from tpu_core.recorder.suspicions import OF_MORE_DTYPES
 _SMALL = 4
 # Their errors depend on values: of ones and zeros no matrix is regular.
 _OF_VALUES = frozenset({"linalg", "lu"})
+# The device takes sizes and strides of them that the CPU's kernels refuse.
+_WIDER = frozenset(
+    "_grouped_mm _scaled_mm _scaled_mm_v2 _convert_weight_to_int4pack _weight_int4pack_mm".split()
+)
 _known: set[tuple[Any, ...]] = set()
 
 
@@ -62,7 +66,7 @@ def _is_tried(op: torch._ops.OpOverload) -> bool:
     # Backward ops are autograd's, with what the device's forward ops saved.
     if not name.startswith("aten.") or "backward" in name or is_out_variant(op):
         return False
-    if name.split(".")[1] in OF_MORE_DTYPES:
+    if name.split(".")[1] in OF_MORE_DTYPES | _WIDER:
         return False
     entry = lowering_of(op)
     return entry is None or entry.family not in _OF_VALUES
