@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 
 from tpu_compile import control_flow, numbers, random_states, reports
 from tpu_compile.evaluate import is_arithmetic
-from tpu_compile.fx_utils import lowering_of, outputs, subgraphs
+from tpu_compile.fx_utils import has_random_op, lowering_of, outputs, subgraphs
 from tpu_compile.sizes import SYMBOLIC, Symbols
 
 
@@ -72,7 +72,7 @@ def constants(module: GraphModule, known: AbstractSet[Any]) -> dict[Node, None]:
         if isinstance(value, SYMBOLIC):
             is_constant = numbers.are_known(value, known)
         else:
-            is_call = node.op == "call_function" and not is_random(node)
+            is_call = node.op == "call_function" and not has_random_op(node)
             is_constant = node.op == "get_attr" or is_call
             is_constant = is_constant and all(n in found for n in node.all_input_nodes)
         if is_constant:
@@ -84,7 +84,7 @@ def _fault(node: Node, known: AbstractSet[Any], is_body: bool, is_constant: bool
     value = node.meta.get("val")
     for v in tree_flatten(value)[0]:
         if isinstance(v, torch.Tensor):
-            if v.device.type != "tpu" and not is_constant and (v.dim() or is_random(node)):
+            if v.device.type != "tpu" and not is_constant and (v.dim() or has_random_op(node)):
                 return ON_CPU
             if not numbers.are_known(v, known):
                 return MAKES_SIZE
@@ -97,11 +97,6 @@ def _fault(node: Node, known: AbstractSet[Any], is_body: bool, is_constant: bool
     if node.op != "call_function" or (is_arithmetic(value) and numbers.are_known(value, known)):
         return None
     return _reason(node, known)
-
-
-def is_random(node: Node) -> bool:
-    op = node.target
-    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _reason(node: Node, known: AbstractSet[Any]) -> str | None:

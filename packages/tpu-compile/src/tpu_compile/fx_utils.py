@@ -85,3 +85,9 @@ def part_of(
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[r] for r in results))
     return GraphModule(module, graph)
+
+
+def has_random_op(node: Node) -> bool:
+    """Return whether PyTorch says of a node's op that it draws random numbers."""
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from tpu_compile import numbers, random_states
 from tpu_compile.control_flow import STACKS
 from tpu_compile.evaluate import is_arithmetic
-from tpu_compile.fx_utils import outputs, part_of, subgraph
+from tpu_compile.fx_utils import has_random_op, outputs, part_of, subgraph
 from tpu_compile.rng import STATE, drawing
 from tpu_compile.sizes import Sizes
 from tpu_compile.unbacked import CHECK, SizeAssertion, check_of
@@ -221,16 +221,11 @@ def _keeps_order_of_draws(
     module: GraphModule, steps: Sequence[Any], parts: Mapping[int, Sequence[Node]]
 ) -> bool:
     """Return whether random ops draw in eager's order."""
-    drawn = set(drawing(module)) | set(filter(_is_random, module.graph.nodes))
+    drawn = set(drawing(module)) | set(filter(has_random_op, module.graph.nodes))
     order: list[Node] = []
     for i, step in enumerate(steps):
         order += [n for n in parts.get(i, [step]) if isinstance(n, Node) and n in drawn]
     return order == [n for n in module.graph.nodes if n in set(order)]
-
-
-def _is_random(node: Node) -> bool:
-    op = node.target
-    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _apart(module: GraphModule, faulty: AbstractSet[Node]) -> set[Node]:

@@ -32,10 +32,9 @@ from tpu_compile.faults import (
     Fault,
     constants,
     faults,
-    is_random,
     known_symbols,
 )
-from tpu_compile.fx_utils import line_of, lowering_of, outputs, part_of
+from tpu_compile.fx_utils import has_random_op, line_of, lowering_of, outputs, part_of
 from tpu_compile.graph import Graph
 from tpu_compile.graph_splitting import in_parts
 from tpu_compile.keys import key_of
@@ -197,7 +196,7 @@ def _fold_windows(module: GraphModule) -> None:
     for i, node in enumerate(list(graph.nodes)):
         op: Any = node.target
         is_call = node.op == "call_function" and str(op).startswith("aten.")
-        if not is_call or node.all_input_nodes or not _is_tensor(node) or is_random(node):
+        if not is_call or node.all_input_nodes or not _is_tensor(node) or has_random_op(node):
             continue
         if lowering_of(op) is None:
             setattr(module, f"tpu_window_{i}", op(*node.args, **node.kwargs))

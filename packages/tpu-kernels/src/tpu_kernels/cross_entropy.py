@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from tpu_core.array_types import Float, Integer
-from tpu_core.extend import check_range
+from tpu_core.extend import BodyChecks
 from tpu_kernels.decorator import jax_op
 from tpu_kernels.ops.cross_entropy import reference
 
@@ -39,8 +39,10 @@ def _no_class(value: int) -> Exception:
     return IndexError(f"Target {value} is out of bounds.")
 
 
-check_range("tpu_kernels.linear_cross_entropy.default", _labels, _no_class)
-check_range("tpu_kernels.linear_cross_entropy_vmap.default", _labels_of_batches, _no_class)
+BodyChecks.declare_range("tpu_kernels.linear_cross_entropy.default", _labels, _no_class)
+BodyChecks.declare_range(
+    "tpu_kernels.linear_cross_entropy_vmap.default", _labels_of_batches, _no_class
+)
 
 
 @register_flop_formula(torch.ops.tpu_kernels.linear_cross_entropy)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tpu_core.extend._graphs import register_graph_op as register_graph_op
     from tpu_core.extend._imports import when_imported as when_imported
     from tpu_core.extend._ops import call_through as call_through
-    from tpu_core.extend._ops import check_range as check_range
     from tpu_core.extend._ops import find_lowering as find_lowering
     from tpu_core.extend._ops import meta_function as meta_function
     from tpu_core.extend._ops import op_caller as op_caller
@@ -85,7 +84,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "record_op": "extend._ops",
         "op_caller": "extend._ops",
         "call_through": "extend._ops",
-        "check_range": "extend._ops",
         "decompositions": "recorder.decompose:table",
         "meta_function": "extend._ops",
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from tpu_core.lowering.registry import REGISTRY, Lowering
 if TYPE_CHECKING:
     from tpu_core.compiler.programs import Program
     from tpu_core.compiler.segment import Segment
-    from tpu_core.lowering.checks import Finding
 
 
 def find_lowering(op: object) -> Lowering | None:
@@ -93,32 +92,6 @@ def record_op(
         for schema in schemas:
             overload = schema.overload_name or "default"
             register_spanning(f"{name.replace('::', '.')}.{overload}", spanning)
-
-
-def check_range(
-    op: str, integers: Callable[..., tuple[Any, int]], error: Callable[[int], Exception]
-) -> None:
-    """Have programs find out whether integers of an op are in range; the next read raises if not.
-
-    `TPU_CHECKS` switches it off.
-
-    Args:
-        op: The overload, whose lowering is registered with `register`.
-        integers: Called as the lowering; gives integers, and the number that all are to be below.
-        error: The error, from an integer that is negative or too large.
-
-    Example:
-        >>> def rows(x, index):
-        ...     return index, x.shape[0]
-        >>> check_range("mylib.pick.default", rows, lambda i: IndexError(f"There is no row {i}."))
-    """
-    from tpu_core.lowering.checks import check, out_of_range
-
-    def found(*args: Any, **kwargs: Any) -> Iterator[Finding]:
-        values, bound = integers(*args, **kwargs)
-        yield from out_of_range(values, 0, bound, error)
-
-    check(op)(found)
 
 
 def op_caller(

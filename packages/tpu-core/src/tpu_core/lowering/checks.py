@@ -205,6 +205,32 @@ class BodyChecks:
         """
         check(op, applies=has_elements)(_nothing_of_its_own)
 
+    @staticmethod
+    def declare_range(
+        op: str, integers: Callable[..., tuple[Any, int]], error: Callable[[int], Exception]
+    ) -> None:
+        """Declare that integers of an op are to be in range; the next read raises if not.
+
+        `TPU_CHECKS` switches it off.
+
+        Args:
+            op: The overload; its lowering is registered with `register`.
+            integers: Called as the lowering; gives integers, and the number that all are to be
+                below.
+            error: The error, from an integer that is negative or too large.
+
+        Example:
+            >>> def rows(x, index):
+            ...     return index, x.shape[0]
+            >>> BodyChecks.declare_range("mylib.pick.default", rows, lambda i: IndexError(f"{i}"))
+        """
+
+        def found(*args: Any, **kwargs: Any) -> Iterator[Finding]:
+            values, bound = integers(*args, **kwargs)
+            yield from out_of_range(values, 0, bound, error)
+
+        check(op)(found)
+
     def start(self) -> jax.Array | None:
         """The word before the first round; None, which holds no array, where nothing is checked."""
         return None if self._outer is None else jnp.zeros(WORD.shape, WORD.dtype)
