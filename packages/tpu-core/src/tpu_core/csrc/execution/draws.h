@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -69,6 +70,12 @@ W open_uniform(Words w) {
   else return (static_cast<float>(w.high) + 0.5f) * 0x1p-32f;
 }
 
+// Standard exponential, never 0.
+template <typename W>
+W exponential_of(Words w) {
+  return std::max(-std::log(open_uniform<W>(w)), std::numeric_limits<W>::epsilon() / 2);
+}
+
 inline double standard_normal(Words w, double) {
   const double value = static_cast<double>(bits64(w) >> 11) + 0.5;
   return std::sqrt(2.0) * calc_erfinv(value * 0x1p-52 - 1.0);
@@ -104,6 +111,16 @@ bool with_float(at::ScalarType dtype, F f) {
     case at::kBFloat16: f(at::BFloat16{}); return true;
     default: return false;
   }
+}
+
+// Fills the first argument of a call with what f(W{}), a function of an element's bits, computes in W.
+template <typename F>
+void fill_real(torch::jit::Stack& stack, ThreefryKey key, F f) {
+  const auto out = stack[0].toTensor();
+  with_float(out.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    fill<T>(out, key, f(Wide<T>{}));
+  });
 }
 
 inline bool is_real(at::ScalarType dtype) {

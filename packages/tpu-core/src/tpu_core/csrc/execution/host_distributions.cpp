@@ -20,11 +20,6 @@ Words words_of(ThreefryKey key, int64_t i) {
   return threefry2x32(key, static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(index));
 }
 
-template <typename W>
-W exponential_of(Words w) {
-  return std::max(-std::log(open_uniform<W>(w)), std::numeric_limits<W>::epsilon() / 2);
-}
-
 // Two numbers in (0, 1] for an element.
 template <typename W>
 std::pair<W, W> uniform_pair(ThreefryKey key, int64_t i) {
@@ -59,39 +54,32 @@ at::Tensor each_of(const at::Tensor& x, F f) {
 }
 
 void geometric_(ThreefryKey key, Stack& stack) {
-  const auto out = stack[0].toTensor();
-  with_float(out.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    using W = Wide<T>;
+  fill_real(stack, key, [&](auto type) {
+    using W = decltype(type);
     const W rate = -std::log1p(-static_cast<W>(stack[1].toDouble()));
-    fill<T>(
-        out, key, [=](Words w) { return std::max(std::ceil(exponential_of<W>(w) / rate), W(1)); });
+    return [=](Words w) { return std::max(std::ceil(exponential_of<W>(w) / rate), W(1)); };
   });
 }
 
 void cauchy_(ThreefryKey key, Stack& stack) {
-  const auto out = stack[0].toTensor();
-  with_float(out.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    using W = Wide<T>;
-    const auto median = static_cast<W>(stack[1].toDouble()),
-               sigma = static_cast<W>(stack[2].toDouble());
-    fill<T>(out, key, [=](Words w) {
+  const auto median = stack[1].toDouble(), sigma = stack[2].toDouble();
+  fill_real(stack, key, [=](auto type) {
+    using W = decltype(type);
+    return [=](Words w) {
       const W half = (static_cast<W>(w.high) + W(0.5)) * static_cast<W>(M_PI * 0x1p-33);
       const W draw = W(1) / std::tan(half);
-      return median + sigma * (w.low & 1 ? -draw : draw);
-    });
+      return static_cast<W>(median) + static_cast<W>(sigma) * (w.low & 1 ? -draw : draw);
+    };
   });
 }
 
 void log_normal_(ThreefryKey key, Stack& stack) {
-  const auto out = stack[0].toTensor();
-  with_float(out.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    using W = Wide<T>;
-    const auto mean = static_cast<W>(stack[1].toDouble()),
-               std = static_cast<W>(stack[2].toDouble());
-    fill<T>(out, key, [=](Words w) { return std::exp(standard_normal(w, W{}) * std + mean); });
+  const auto mean = stack[1].toDouble(), std = stack[2].toDouble();
+  fill_real(stack, key, [=](auto type) {
+    using W = decltype(type);
+    return [=](Words w) {
+      return std::exp(standard_normal(w, W{}) * static_cast<W>(std) + static_cast<W>(mean));
+    };
   });
 }
 

@@ -49,14 +49,12 @@ void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
 }
 
 void normal_(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto out = stack[0].toTensor();
-  with_float(out.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    const auto mean = static_cast<Wide<T>>(stack[1].toDouble());
-    const auto std = static_cast<Wide<T>>(stack[2].toDouble());
-    fill<T>(out, key, [=](Words w) {
-      return static_cast<T>(standard_normal(w, Wide<T>{}) * std + mean);
-    });
+  const auto mean = stack[1].toDouble(), std = stack[2].toDouble();
+  fill_real(stack, key, [=](auto type) {
+    using W = decltype(type);
+    return [=](Words w) {
+      return standard_normal(w, W{}) * static_cast<W>(std) + static_cast<W>(mean);
+    };
   });
 }
 
@@ -95,15 +93,10 @@ bool takes_normal(c10::ArrayRef<c10::IValue> args) {
 }
 
 void exponential_(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto out = stack[0].toTensor();
-  with_float(out.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    using W = Wide<T>;
-    const auto rate = static_cast<W>(stack[1].toDouble());
-    constexpr W least = std::numeric_limits<W>::epsilon() / 2;
-    fill<T>(out, key, [=](Words w) {
-      return static_cast<T>(std::max(-std::log(open_uniform<W>(w)), least) / rate);
-    });
+  const auto rate = stack[1].toDouble();
+  fill_real(stack, key, [=](auto type) {
+    using W = decltype(type);
+    return [=](Words w) { return exponential_of<W>(w) / static_cast<W>(rate); };
   });
 }
 
@@ -289,10 +282,7 @@ void multinomial(ThreefryKey key, torch::jit::Stack& stack) {
   with_float(p.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using W = Wide<T>;
-    constexpr W least = std::numeric_limits<W>::epsilon() / 2;
-    fill<T>(race, key, [=](Words w) {
-      return static_cast<T>(std::max(-std::log(open_uniform<W>(w)), least));
-    });
+    fill<T>(race, key, [](Words w) { return exponential_of<W>(w); });
   });
   race = p / race;
   const auto samples = stack[1].toInt();
