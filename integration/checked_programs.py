@@ -121,7 +121,7 @@ def check(seed: int) -> None:
             expected, found = (run(seed, is_bad, sizes, d) for d in ("cpu", "tpu"))
             assert isinstance(expected, str) == is_bad, expected
             if is_bad:
-                assert found == expected
+                assert found == expected, (found, expected)
             else:
                 assert isinstance(found, torch.Tensor), found
                 torch.testing.assert_close(found, expected, equal_nan=True)

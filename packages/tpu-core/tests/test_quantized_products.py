@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -134,11 +135,15 @@ def test_values(name: str) -> None:
     got = on("tpu", VALUES[name])
     want = (without_kernel if name in WITHOUT_KERNEL else partial(on, "cpu"))(VALUES[name])
     assert torch.tpu.metrics()["fallbacks"] == fallbacks
-    if want.dtype.itemsize == 1:
-        assert got.dtype == want.dtype
+    out = want.dtype
+    if out.itemsize == 1:
+        assert got.dtype == out
         got, want = got.float(), want.float()
     # A sum of float32 is rounded in another order, and is as inexact as its largest partial sum.
     bound = {"rtol": 2e-6, "atol": 1e-3} if want.dtype == torch.float32 else {}
+    if out.itemsize == 1 and os.environ.get("TPU_PLATFORM", "cpu") != "cpu":
+        # Such a sum may lie between two numbers of three bits.
+        bound = {"rtol": torch.finfo(out).eps, "atol": 0.0}
     torch.testing.assert_close(got.cpu(), want, **bound)
 
 

@@ -123,6 +123,7 @@ def test_data_loader_workers_beside_threads_that_train():
     assert out == f"{12 * 12.0}\n"
 
 
+@pytest.mark.of_cpu(reason="other platforms have the devices that are there")
 def test_variables_that_a_forked_child_sets_are_in_force():
     out = clean(
         """

@@ -51,7 +51,9 @@ def register_others() -> None:
 
     Runs once the device starts, as a fallback of a dispatch key takes 4 ms.
     """
-    from tpu_core.sparse import conversions
+    # `dispatch` registers kernels: without them the first op of a compressed tensor that has a
+    # kernel for all backends takes that one, which precedes a fallback.
+    from tpu_core.sparse import conversions, dispatch  # noqa: F401
 
     _register("SparseCsrPrivateUse1", "call_compressed")
     dense = torch.library.Library("aten", "IMPL", "PrivateUse1")

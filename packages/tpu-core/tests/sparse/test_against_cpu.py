@@ -169,6 +169,20 @@ assert table.grad.layout == torch.sparse_coo and torch.tpu.metrics()["fallbacks"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
+def test_first_compressed_ops_of_a_process() -> None:
+    """ATen has kernels of some for all backends, which none of ours must be late for."""
+    program = """
+import torch
+
+x = torch.tensor([[1.0, -0.25, 0], [0, 4, 0.5]]).to_sparse_csr()
+for name in ("neg", "abs", "sin", "trunc"):
+    y = getattr(x.to("tpu"), name)()
+    assert y.layout == torch.sparse_csr
+    torch.testing.assert_close(y.cpu().to_dense(), getattr(x, name)().to_dense())
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300)
+
+
 def test_batched_product() -> None:
     batch = torch.arange(24.0).reshape(2, 3, 4).fmod(5).relu().to_sparse()
     assert_same(torch.bmm, batch, torch.arange(16.0).reshape(2, 4, 2))

@@ -125,8 +125,22 @@ def nextafter(self: Array, other: Array) -> Array:
 
 
 def _exp2(x: Array) -> Array:
-    # A power, as XLA's exp2 is exp(x * log(2)) and misses the powers of two.
-    return jnp.power(jnp.full((), 2, x.dtype), x)
+    # XLA's exp2 is exp(x * log(2)) and misses the powers of two, as its power does on GPUs.
+    two = jnp.full((), 2, x.dtype)
+    if x.dtype.kind == "c":
+        return jnp.power(two, x)
+    most = -2 * jnp.finfo(x.dtype).minexp  # all is 0 or infinite beyond
+    whole = jnp.clip(jnp.round(x), -most, most)
+    half = jnp.floor(whole / 2)  # in two steps, as a power of a whole exponent may be subnormal
+    return jnp.power(two, x - whole) * _power_of_two(half) * _power_of_two(whole - half)
+
+
+def _power_of_two(exponent: Array) -> Array:
+    """2 to the power of whole numbers, which normal numbers of their dtype are: its bits."""
+    kind = jnp.finfo(exponent.dtype)
+    bits = np.dtype(f"i{exponent.dtype.itemsize}")
+    biased = exponent.astype(bits) + bits.type(kind.maxexp - 1)
+    return lax.bitcast_convert_type(biased << bits.type(kind.nmant), exponent.dtype)
 
 
 @lowering("aten.ldexp.Tensor")

@@ -127,8 +127,10 @@ def _fails(
         mistake = any(words in text for words in _MISTAKES)
         lacks = any(name in text for name in _CPU_LACKS) and not has_no_more(op)
         return True if mistake and not lacks else None
-    except _ERRORS:
-        return True
+    except _ERRORS as error:
+        # An assertion of ATen's own: scaled products by oneDNN on processors with 8-bit floats.
+        is_fault = "INTERNAL ASSERT FAILED" in str(error) and lowering_of(op) is not None
+        return None if is_fault else True
     return False
 
 

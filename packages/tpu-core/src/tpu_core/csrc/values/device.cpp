@@ -149,7 +149,10 @@ struct TpuHooks final : at::PrivateUse1HooksInterface {
     TORCH_CHECK(d >= 0, "tpu: this address does not belong to a tpu tensor.");
     return at::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(d));
   }
-  bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
+  // Beside a CUDA device PyTorch's pinned memory is CUDA's.
+  bool isPinnedPtr(const void* p) const override {
+    return is_pinned(p) || (at::hasCUDA() && at::detail::getCUDAHooks().isPinnedPtr(p));
+  }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
     resize_storage(storage.unsafeGetStorageImpl(), nbytes);
