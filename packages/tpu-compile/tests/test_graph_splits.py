@@ -16,6 +16,10 @@ from tpu_core.metrics import METRICS
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
+IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+KEEPS_CHECKS = pytest.mark.skipif(
+    IS_OLD, reason="AOTAutograd of torch 2.11 leaves checks without a result out, on every device"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +114,8 @@ def compare(f: Function, dynamic: bool) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", WHOLE)
 def test_graphs_are_compiled_whole(name: str, dynamic: bool) -> None:
+    if name == "quantile" and dynamic and IS_OLD:
+        pytest.skip("Dynamo of torch 2.11 does not trace it")
     compare(WHOLE[name], dynamic)
     assert METRICS.graph_splits() == {}
     assert METRICS.snapshot()["fallbacks"] == 0
@@ -194,6 +200,7 @@ ERRORS: dict[str, tuple[Function, Tensor]] = {
 }
 
 
+@KEEPS_CHECKS
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", ERRORS)
 def test_matrices_without_an_inverse_raise_as_on_the_cpu(name: str, dynamic: bool) -> None:
@@ -208,6 +215,7 @@ def test_matrices_without_an_inverse_raise_as_on_the_cpu(name: str, dynamic: boo
     torch.testing.assert_close(compiled(good.to("tpu")).cpu(), f(good))
 
 
+@KEEPS_CHECKS
 @pytest.mark.parametrize(("label", "text"), [(5, "smaller than num_classes"), (-1, "non-negative")])
 def test_labels_that_are_no_class_raise(label: int, text: str) -> None:
     f = torch.compile(lambda t: F.one_hot(t, 5) + 1, fullgraph=True)

@@ -83,3 +83,36 @@ def test_one_item_of_each_kind_is_asked_about():
     assert distinct_items(multiply, [items, items]) == [0, 1, 0, 1, 4, 0]
     assert distinct_items(multiply, [items, items[1:]]) is None
     assert distinct_items(torch.ops.aten.cat.default, [items]) is None
+
+
+@pytest.mark.usefixtures("every_tier")
+@pytest.mark.parametrize("op", ["addcdiv", "addcdiv_", "addcmul", "addcmul_"])
+def test_scalars_may_lie_on_the_cpu(op: str) -> None:
+    """As they have to on CUDA."""
+    scalars = torch.arange(1.0, 1 + len(SHAPES))
+    (a, b, c), (x, y, z) = lists("cpu", 3), lists("tpu", 3)
+    call = getattr(torch, f"_foreach_{op}")
+    expected, found = call(a, b, c, scalars), call(x, y, z, scalars)
+    if op.endswith("_"):
+        expected, found = a, x
+    torch.testing.assert_close([t.cpu() for t in found], list(expected))
+    with pytest.raises(RuntimeError) as of_cpu:
+        call(a, b, c, scalars[1:])
+    with pytest.raises(RuntimeError) as of_device:
+        call(x, y, z, scalars[1:])
+    assert str(of_device.value) == str(of_cpu.value)
+
+
+@pytest.mark.usefixtures("every_tier")
+def test_copies_between_devices() -> None:
+    (host,), (device,) = lists("cpu", 1), lists("tpu", 1)
+    twice = [2 * t for t in host]
+    torch._foreach_copy_(device, twice)
+    torch.testing.assert_close([t.cpu() for t in device], twice)
+    torch._foreach_copy_(host, [t + 1 for t in device])
+    torch.testing.assert_close(host, [t + 1 for t in twice])
+    torch._foreach_copy_(device, [device[0] * 0, *host[1:]])  # of both
+    torch.testing.assert_close([t.cpu() for t in device], [host[0] * 0, *host[1:]])
+    versions = [t._version for t in device]
+    torch._foreach_copy_(device, host)
+    assert [t._version for t in device] == [v + 1 for v in versions]

@@ -124,3 +124,14 @@ def test_numbers_that_decide_a_length_resize_out_tensors(op: str) -> None:
         out = torch.zeros(0, device=device)
         results.append([overload(*c, out=out).cpu().clone() for c in calls])
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.usefixtures("every_tier")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_whole_quotients_by_a_number_on_the_cpu(dtype: torch.dtype) -> None:
+    x, by = torch.tensor([7, -7, 5]).to(dtype), torch.tensor(2).to(dtype)
+    y = x.to("tpu")
+    assert torch.equal((y // by).cpu(), x // by)
+    assert torch.equal((by // y).cpu(), by // x)
+    y //= by
+    assert torch.equal(y.cpu(), x // by)

@@ -159,6 +159,33 @@ def case_split_sizes_on_one_rank() -> None:
     assert out.eq(7).all().item()
 
 
+def case_arguments_that_pytorch_refuses() -> None:
+    x = torch.arange(3.0, device=DEVICE)
+    calls = {
+        "invalid root rank: 5": [lambda: dist.broadcast(x, 5), lambda: dist.reduce(x, 5)],
+        "invalid root rank: -1": [lambda: dist.broadcast(x, -1)],
+        "invalid output tensor list at index 0 .expected length 2, got 3.": [
+            lambda: dist.all_gather([torch.zeros_like(x) for _ in range(3)], x)
+        ],
+        "invalid output tensor list at index 0 .expected length 2, got 1.": [
+            lambda: dist.all_gather([torch.zeros_like(x)], x),
+            lambda: dist.all_to_all([torch.zeros_like(x)], [x, x]),
+        ],
+        "invalid input tensor list at index 0 .expected length 2, got 3.": [
+            lambda: dist.reduce_scatter(torch.zeros_like(x), [x] * 3)
+        ],
+        "send: invalid rank: 5": [lambda: dist.send(x, 5)],
+        "recv: invalid rank: 5": [lambda: dist.recv(x, 5)],
+    }
+    for text, refused in calls.items():
+        for call in refused:
+            with pytest.raises(RuntimeError, match=text):
+                call()
+    assert x.tolist() == [0, 1, 2]
+    dist.all_reduce(x)  # the ranks are in step
+    assert x.tolist() == [0, 2, 4]
+
+
 def case_still_usable() -> None:
     x = torch.ones(2, device=DEVICE)
     dist.all_reduce(x)

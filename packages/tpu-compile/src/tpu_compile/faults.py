@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 from tpu_compile import control_flow, numbers, random_states, reports
 from tpu_compile.evaluate import is_arithmetic
 from tpu_compile.fx_utils import has_random_op, lowering_of, outputs, subgraphs
+from tpu_compile.refusals import is_refused
 from tpu_compile.sizes import SYMBOLIC, Symbols
 
 
@@ -33,6 +34,7 @@ class Fault:
 
 MAKES_SIZE = "its result's size depends on values"
 NO_LOWERING = "it has no lowering"
+REFUSED = "PyTorch refuses these arguments"
 ON_CPU = "its tensors are on the CPU"
 OUT_OF_ORDER = "it reads memory that is not in order"
 NUMBER = "it computes a number that others need as they are traced"
@@ -111,7 +113,9 @@ def _reason(node: Node, known: AbstractSet[Any]) -> str | None:
     if isinstance(op, torch._ops.OpOverload):
         if op is torch.ops.aten.as_strided.default and not _is_plain(node.args[0]):
             return OUT_OF_ORDER
-        return None if lowering_of(op) is not None else NO_LOWERING
+        if lowering_of(op) is None:
+            return NO_LOWERING
+        return REFUSED if op is node.target and is_refused(node) else None
     is_plain = op is operator.getitem or is_arithmetic(node.meta.get("val"))
     return None if is_plain else NO_LOWERING
 

@@ -37,6 +37,7 @@ from tpu_compile.faults import (
 from tpu_compile.fx_utils import has_random_op, line_of, lowering_of, outputs, part_of
 from tpu_compile.graph import Graph
 from tpu_compile.graph_splitting import in_parts
+from tpu_compile.jagged import jagged_sizes
 from tpu_compile.keys import key_of
 from tpu_compile.lane_permutation import move_lanes
 from tpu_compile.op_digests import op_digests
@@ -322,7 +323,7 @@ def _run(graph: Graph, *args: Any) -> list[Any]:
     GRAPHS[graph.key] = graph
     # A graph that makes all its tensors is sent to the device by one that it does not read.
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
-    sizes = [int(args[i]) for i in graph.sizes]
+    sizes, jagged = jagged_sizes([args[i] for i in graph.sizes], graph.counts)
     words = graph.seeds.words(tensors[0].device, args)
     seeds = as_scalars(word for draw in words for word in draw)
     made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
@@ -334,7 +335,8 @@ def _run(graph: Graph, *args: Any) -> list[Any]:
             return found if _is_tensor(wanted) else found.item()
         if isinstance(wanted, Node) and wanted.target is random_states.state_of:
             return graph.seeds.state(wanted, words)
-        return bound.value(_value(wanted))
+        value = _value(wanted)
+        return jagged.value(value) if jagged and jagged.has(value) else bound.value(value)
 
     return list(map(result, graph.results, graph.made))
 

@@ -142,9 +142,13 @@ def _name(index: int) -> sympy.Symbol:
 def _dynamic(places: Sequence[_Place]) -> Dynamic:
     node = places[0][0].node
     found = node.shape_env.bound_sympy(node.expr)
-    # Without a bound the range ends at the largest integer.
-    high = int(found.upper) if found.upper.is_Integer and found.upper < 2**31 else None
-    low = int(found.lower) if found.lower.is_Integer else 0
+    # Without a bound the range ends at the largest integer; the length of a jagged dim, which
+    # stands for many, has none.
+    high = low = None
+    if found is not None:
+        high = int(found.upper) if found.upper.is_Integer and found.upper < 2**31 else None
+        low = int(found.lower) if found.lower.is_Integer else None
+    low = low or 0
     number = next((i for _, i, d in places if d is None), None)
     dims = tuple((i, d) for _, i, d in places if d is not None)
     # With `dynamic=True` any size may vary, most of them never do; what does is seen at the second.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from tpu_core import lowering
 
@@ -76,6 +79,31 @@ def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
         torch.log2(2.0**exponents)
         torch.log10(tens)
     assert not mode.failures
+
+
+MASKED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "boolean": lambda x, m: m * x,
+    "float": lambda x, m: x * m.to(x.dtype),
+    "comparison": lambda x, m: x * (m == 2),
+    "in place": lambda x, m: x.clone().mul_(m),
+    "addcmul": lambda x, m: torch.addcmul(x, x, m.to(x.dtype)),
+    "identity": lambda x, m: x[:5, None] * torch.eye(5, dtype=x.dtype, device=x.device),
+    "one hot": lambda x, m: F.one_hot(torch.arange(6, device=x.device)).to(x.dtype) * x,
+    "broadcast": lambda x, m: x[:, None] * m[None].to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("form", MASKED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_products_with_masks_keep_nan_and_signs(form: str, dtype: torch.dtype) -> None:
+    """XLA takes a product with a boolean for a choice between the other factor and 0."""
+    x = torch.tensor([math.inf, math.nan, -math.inf, -1.0, 2.0, -0.0], dtype=dtype)
+    mask = torch.tensor([False, False, True, False, False, False])
+    expected, found = (MASKED[form](x.to(d), mask.to(d)).cpu() for d in ("cpu", "tpu"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    if not dtype.is_complex:
+        known = ~expected.isnan()
+        assert torch.equal(found.signbit()[known], expected.signbit()[known])
 
 
 def test_integers_of_every_width() -> None:

@@ -15,6 +15,7 @@ from tpu_core.errors import CollectiveMismatchError
 from tpu_core.extend import DeviceValue, hide_lines_of
 from tpu_distributed import messages, ragged, spmd_region, traced_collectives
 from tpu_distributed._C import make_backend
+from tpu_distributed.arguments import require_items, require_peer, require_root
 from tpu_distributed.collective_programs import Build, CollectivePrograms, Tensors
 from tpu_distributed.dispatcher import SENDER, Task
 from tpu_distributed.executors import CollectiveExecutor
@@ -62,6 +63,7 @@ class Group:
 
     def broadcast(self, tensors: Tensors, root: int, options: Options) -> CompletedWork:
         """Each tensor of the root's to all ranks."""
+        require_root(self, "broadcast", root, options[0])
 
         def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             return [_broadcast(p, x, root) for x in xs]
@@ -80,6 +82,7 @@ class Group:
 
     def reduce(self, tensors: Tensors, op: Any, root: int, options: Options) -> CompletedWork:
         """As `all_reduce`, with the results on the root alone."""
+        require_root(self, "reduce", root, options[0])
         reduction = Reduction.of(op)
 
         def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
@@ -90,6 +93,7 @@ class Group:
 
     def all_gather(self, outputs: Lists, inputs: Tensors, options: Options) -> CompletedWork:
         """Each input of every rank to all, as lists with an item a rank."""
+        require_items(self, "all_gather", "output", outputs, options[0])
         if any(x.shape != outs[self.rank].shape for outs, x in zip(outputs, inputs)):
             raise ValueError("all_gather: the output of this rank must have the input's shape.")
         if any(o.shape != outs[0].shape for outs in outputs for o in outs):
@@ -116,6 +120,9 @@ class Group:
 
     def gather(self, outputs: Lists, inputs: Tensors, root: int, options: Options) -> CompletedWork:
         """The inputs of every rank to the root."""
+        require_root(self, "gather", root, options[0])
+        lists = outputs if self.rank == root else ()
+        require_items(self, "gather", "output", lists, options[0])
 
         def build(p: ProgramWriter, xs: list[Value]) -> list[Value]:
             gathered = [p.all_gather(x) for x in xs]
@@ -128,6 +135,9 @@ class Group:
         self, outputs: Tensors, inputs: Lists, root: int, options: Options
     ) -> CompletedWork:
         """Of the root's list for each output, item ``i`` to rank ``i``."""
+        require_root(self, "scatter", root, options[0])
+        lists = inputs if self.rank == root else ()
+        require_items(self, "scatter", "input", lists, options[0])
         (output,) = outputs
         rows = list(inputs[0]) if self.rank == root else [torch.zeros_like(output)] * self.size
 
@@ -140,6 +150,7 @@ class Group:
         self, outputs: Tensors, inputs: Lists, op: Any, options: Options
     ) -> CompletedWork:
         """Of each list, item ``i`` reduced over all ranks to rank ``i``."""
+        require_items(self, "reduce_scatter", "input", inputs, options[0])
         reduction = Reduction.of(op)
         if any(x.shape != xs[0].shape for xs in inputs for x in xs):
             return self._done(ragged.reduce_scatter(self, outputs, inputs, reduction, options[0]))
@@ -208,6 +219,8 @@ class Group:
 
     def all_to_all(self, outputs: Tensors, inputs: Tensors, options: Options) -> CompletedWork:
         """Input ``i`` to rank ``i``."""
+        require_items(self, "all_to_all", "output", [outputs], options[0])
+        require_items(self, "all_to_all", "input", [inputs], options[0])
         return self._done(ragged.all_to_all(self, outputs, inputs, options[0]))
 
     def barrier(self, options: Options) -> CompletedWork:
@@ -225,11 +238,14 @@ class Group:
 
     def send(self, tensors: Tensors, to: int, tag: int) -> CompletedWork:
         """A tensor to one rank."""
+        require_peer(self, "send", to)
         traced_collectives.run_recorded()
         return self._done(messages.send(self.control, tensors[0], to, tag))
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> CompletedWork:
         """A tensor from one rank, or from any: -1."""
+        if source != -1:
+            require_peer(self, "recv", source)
         traced_collectives.run_recorded()
         return self._done(messages.receive(self.control, tensors[0], source, tag))
 

@@ -14,8 +14,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from tpu_compile.faults import REFUSED
 from tpu_compile.fx_utils import line_of, lowering_of
 from tpu_compile.graphs import decompositions
+from tpu_compile.refusals import is_refused
 from tpu_core.errors import ExportError
 from tpu_core.extend import GraphEvaluator, RandomKey, find_lowering, load_lowerings
 
@@ -165,6 +167,8 @@ class _Evaluator(GraphEvaluator):
             return _attention(self._key(node), *given[0], **given[1])
         entry = lowering_of(node.target)
         assert entry is not None
+        if is_refused(node):
+            raise TypeError(f"{REFUSED} (torch.export does not ask the kernel).")
         if node.target in _SYMBOLIC and _is_symbolic(node):
             shape = tuple(map(self._size, node.meta["val"].shape))
             given = torch.fx.node.map_arg(node.args, values.__getitem__)

@@ -115,6 +115,14 @@ def _inverses() -> tuple[Any, Any]:
     return [*x.exp().log().tolist(), *(x * x).sqrt().tolist()], [math.inf] * 2 + [100.0, math.inf]
 
 
+@_canary("products-with-booleans-are-choices")
+def _masked() -> tuple[Any, Any]:
+    import torch
+
+    x, mask = torch.tensor([math.inf, -1.0]).to("tpu"), torch.tensor([False, False]).to("tpu")
+    return [str(y) for y in (x * mask).tolist()], ["nan", "-0.0"]
+
+
 @_canary("roundings-are-elided")
 def _elided() -> tuple[Any, Any]:
     import torch

@@ -3,10 +3,12 @@
 XLA takes the square and the absolute value of an integer for non-negative, though both wrap. It
 folds pairs of functions as if nothing overflowed between them: ``log(exp(x))`` becomes ``x``,
 ``sqrt(x * x)`` becomes ``abs(x)``. It multiplies by the reciprocal of a number, or of what is
-broadcast, in place of dividing by it, so that ``x / 41`` is not 1 where ``x`` is 41.
+broadcast, in place of dividing by it, so that ``x / 41`` is not 1 where ``x`` is 41. A product with
+a boolean that became a float is a choice to it, so that NaN times False is 0.
 
-Here integers are multiplied as unsigned ones, and the bits of a float that XLA must not look
-through are combined with others twice. LLVM, which folds nothing of floats, takes that away again.
+Here integers are multiplied as unsigned ones, a boolean becomes a float by a choice between 1 and
+0, and the bits of a float that XLA must not look through are combined with others twice. LLVM,
+which folds nothing of floats, takes that away again.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ def _guard(op: Any, widest: int) -> None:
         _multiply_bits(op)
     elif op.name == "stablehlo.abs" and _is_signed(op.results[0].type):
         _abs_by_bits(op)
+    elif op.name == "stablehlo.convert" and _is_boolean(op.operands[0].type):
+        _convert_by_choice(op)
     else:
         for i, operand in enumerate(op.operands):
             makers = _FOLDED.get((op.name, i))
@@ -104,6 +108,13 @@ def _element(kind: ir.Type) -> ir.FloatType | None:
         return None
     element = kind.element_type
     return element if isinstance(element, ir.FloatType) else None
+
+
+def _is_boolean(kind: ir.Type) -> bool:
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        return False
+    element = kind.element_type
+    return isinstance(element, ir.IntegerType) and element.width == 1
 
 
 def _is_signed(kind: ir.Type) -> bool:
@@ -162,4 +173,24 @@ def _abs_by_bits(op: Any) -> None:
         sign = hlo.shift_right_arithmetic(x, bits)
         size = hlo.subtract(hlo.xor(x, sign), sign)
     op.results[0].replace_all_uses_with(size)
+    op.erase()
+
+
+def _convert_by_choice(op: Any) -> None:
+    kind = ir.RankedTensorType(op.results[0].type)
+    element = kind.element_type
+    is_complex = isinstance(element, ir.ComplexType)
+    part = ir.ComplexType(element).element_type if is_complex else element
+    if not isinstance(part, ir.FloatType):
+        return
+    with ir.InsertionPoint(op), op.location:
+        parts = ir.RankedTensorType.get(kind.shape, part)
+        one, zero = (
+            hlo.constant(ir.DenseElementsAttr.get_splat(parts, ir.FloatAttr.get(part, x)))
+            for x in (1.0, 0.0)
+        )
+        result = hlo.select(op.operands[0], one, zero)
+        if is_complex:
+            result = hlo.complex(result, zero)
+    op.results[0].replace_all_uses_with(result)
     op.erase()

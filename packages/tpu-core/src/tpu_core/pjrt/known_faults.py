@@ -166,6 +166,15 @@ FAULTS = (
         ("openxla/xla#42732", "jax-ml/jax#37919", "jax-ml/jax#38099"),
     ),
     Fault(
+        "products-with-booleans-are-choices",
+        "A product with a boolean that became a float or a complex number is a choice between the "
+        "other factor and 0: `x * mask` is 0 where `x` is NaN or infinite, and never -0.0.",
+        "jaxlib",
+        ">=0.10",
+        ("cpu", "cuda", "tpu"),
+        "Lowering: a boolean becomes a float by a choice between 1 and 0.",
+    ),
+    Fault(
         "roundings-are-elided",
         "A bfloat16 result that another op of the same program widens again is not rounded.",
         "jaxlib",

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 
+from tpu_core import interruptible
 from tpu_core.dtypes import cast, to_numpy_dtype
 from tpu_core.lowering import selections
 from tpu_core.lowering.evaluate import call_lowering, to_jax
@@ -228,6 +229,30 @@ class GraphEvaluator(ABC):
                 is_compared = node in compared and isinstance(value, jax.Array)
                 values[node] = selections.shared(value) if is_compared else value
         return values
+
+    @staticmethod
+    def refuses(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+        """Return whether PyTorch's CPU kernel refuses a call that a meta function let pass.
+
+        Args:
+            op: A functional overload.
+            args: All arguments in the order of its schema, tensors on the device. Their values do
+                not count.
+
+        Example:
+            >>> GraphEvaluator.refuses(torch.ops.aten.mm.default, (x.int(), x))
+            True
+        """
+        from tpu_core.recorder.error_parity import Refused
+        from tpu_core.recorder.meta import run_meta
+
+        try:
+            run_meta(op, args)
+        except Refused:
+            return True
+        except Exception as error:  # there the graph's own meta function decides
+            interruptible.pass_on(error)
+        return False
 
     def results(self, module: GraphModule, arguments: Iterable[Any]) -> list[Any]:
         """Results of the graph; arguments as of `values`."""

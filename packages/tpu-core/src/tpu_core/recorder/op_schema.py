@@ -48,7 +48,7 @@ _SCALAR_OPS = frozenset(
     f"aten.{name}"
     for name in (
         "fill.Tensor index_put.default _index_put_impl.default masked_fill.Tensor where.self "
-        "index_fill.int_Tensor lerp.Tensor copy.default"
+        "index_fill.int_Tensor lerp.Tensor copy.default floor_divide.default"
     ).split()
 )
 # Index tensors may live on the CPU, as on CUDA.

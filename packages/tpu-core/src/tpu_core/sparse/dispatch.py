@@ -36,6 +36,10 @@ _SHARED_COO = frozenset(
     ).split()
 )
 
+# CPU kernels compute these on the same memory in the default tiers: a sparse optimizer's step
+# makes ten such calls a table, each of which is ten of dense ops.
+_OF_GRADIENTS = ("_coalesce", "add.out", "sparse_mask")
+
 # The same of ATen/native/sparse/SparseCsrTensor{,Math}.cpp.
 _SHARED_COMPRESSED = frozenset(
     [name + suffix for name in _ELEMENTWISE for suffix in ("", "_", ".out")]
@@ -101,10 +105,19 @@ def _register(
     for name in kernels:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-        if op is not None:  # torch 2.11 lacks a few
-            library.impl(name, functools.partial(call, op))
+        if op is None:  # torch 2.11 lacks a few
+            continue
+        kernel = functools.partial(call, op)
+        if key == "SparsePrivateUse1" and name in _OF_GRADIENTS:
+            _C.register_sparse_gradients(name, functools.partial(_apply, kernel))
+        else:
+            library.impl(name, kernel)
     _libraries.append(library)
     _C.share_kernels(key, source, sorted(shared - set(kernels)))
+
+
+def _apply(kernel: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return kernel(*args, **kwargs)
 
 
 _libraries: list[torch.library.Library] = []

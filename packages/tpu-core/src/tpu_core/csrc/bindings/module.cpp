@@ -7,6 +7,7 @@
 #include "execution/host_kernels.h"
 #include "execution/profiler.h"
 #include "execution/program.h"
+#include "execution/sparse_gradients.h"
 #include "recorder/async_value.h"
 #include "recorder/call.h"
 #include "recorder/capture.h"
@@ -214,6 +215,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("register_device", &register_device);
   m.def("register_overloads", &register_overloads);
   m.def("share_kernels", &share_kernels);
+  m.def("register_sparse_gradients", &register_sparse_gradients);
   m.def("register_differentiable", &register_differentiable);
   m.def("register_not_differentiable", &register_not_differentiable);
   m.def("op_caller", &op_caller);
