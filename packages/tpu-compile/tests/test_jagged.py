@@ -9,6 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+
+def attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x * 2, x + 1).transpose(1, 2).flatten(-2)
+
+
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: x * 2,
     "linear": lambda x: F.linear(x, torch.ones(6, 4, device=x.device)),
@@ -16,6 +21,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm": lambda x: F.layer_norm(x, (4,)),
     "sum over the jagged dim": lambda x: x.sum(1),
     "padded": lambda x: x.to_padded_tensor(0.5),
+    "attention": lambda x: attention(x.unflatten(-1, (2, 2)).transpose(1, 2)),
     "several": lambda x: F.gelu(x + x.sin()).sum(-1),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from tpu_compile.jagged import plain_size
 from tpu_compile.numbers import are_known as is_known_number
 from tpu_compile.sizes import Sizes, is_symbol
 
@@ -100,7 +101,7 @@ def _symbols(metas: Sequence[Any], arguments: Sequence[Any]) -> dict[Any, int]:
         if isinstance(meta, torch.Tensor):
             pairs = [*zip(meta.shape, argument.shape), *zip(meta.stride(), argument.stride())]
             pairs.append((meta.storage_offset(), argument.storage_offset()))
-        found.update((m.node.expr, int(a)) for m, a in pairs if is_symbol(m))
+        found.update((m.node.expr, plain_size(a)) for m, a in pairs if is_symbol(m))
     return found
 
 

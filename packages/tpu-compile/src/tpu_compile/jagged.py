@@ -56,4 +56,9 @@ def jagged_sizes(given: Sequence[Any], counts: Sequence[Any]) -> tuple[list[int]
     lengths = {
         c.node.expr: n for n, c in zip(given, counts, strict=True) if isinstance(n, torch.SymInt)
     }
-    return [_ANY if isinstance(n, torch.SymInt) else int(n) for n in given], JaggedSizes(lengths)
+    return list(map(plain_size, given)), JaggedSizes(lengths)
+
+
+def plain_size(given: Any) -> int:
+    """A number of a call, or one of no meaning in place of the length of a jagged dim."""
+    return _ANY if isinstance(given, torch.SymInt) else int(given)

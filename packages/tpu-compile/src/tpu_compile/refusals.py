@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from tpu_compile.sizes import SYMBOLIC
 from tpu_core.extend import GraphEvaluator
 
-_KEY = "tpu_compile_refused"
+# Answers of this process, by op and arguments: layers repeat, and a graph is asked in parts again.
+_MOST = 1 << 14
+_known: dict[Any, bool] = {}
 
 
 def is_refused(node: Node) -> bool:
@@ -27,12 +29,6 @@ def is_refused(node: Node) -> bool:
     Args:
         node: Calls a functional overload, with a fake tensor of each tensor among its arguments.
     """
-    if _KEY not in node.meta:  # it is asked of each part of a graph again
-        node.meta[_KEY] = _is_refused(node)
-    return bool(node.meta[_KEY])
-
-
-def _is_refused(node: Node) -> bool:
     op: Any = node.target
     # Backward ops are autograd's, with what the device's forward ops saved.
     if op.namespace != "aten" or "backward" in op._schema.name:
@@ -41,10 +37,25 @@ def _is_refused(node: Node) -> bool:
     try:
         with _disable_current_modes():
             args = tree_map(_stand_in, given)
-            is_call = any(isinstance(x, torch.Tensor) for x in tree_flatten(args)[0])
-            return is_call and GraphEvaluator.refuses(op, args)
+            if not any(isinstance(x, torch.Tensor) for x in tree_flatten(args)[0]):
+                return False
+            key = op, torch.get_default_dtype(), _description(args)
+            if key not in _known:
+                if len(_known) >= _MOST:
+                    _known.clear()
+                _known[key] = GraphEvaluator.refuses(op, args)
+            return _known[key]
     except _Unknown:
         return False
+
+
+def _description(x: Any) -> Any:
+    """All that an answer depends on of an argument."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.device.type, tuple(x.size()), x.stride()
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_description, x))
+    return type(x), repr(x)  # -0.0 and NaN are themselves
 
 
 class _Unknown(Exception):

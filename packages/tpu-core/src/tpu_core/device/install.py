@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tpu_core import import_hooks, layouts, torch_compat
+from tpu_core import import_hooks, jagged_attention, layouts, torch_compat
 
 
 def install() -> None:
@@ -27,6 +27,7 @@ def install() -> None:
     _export_by_dlpack()
     _snapshot_by_accelerator()
     layouts.register_sparse()
+    jagged_attention.install()
     import_hooks.finish_before_forks()
 
 
