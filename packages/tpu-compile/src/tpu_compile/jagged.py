@@ -33,7 +33,7 @@ class JaggedSizes:
         return isinstance(value, torch.SymInt) and self._length_in(value) is not None
 
     def value(self, value: Any) -> Any:
-        """What a multiple of a length is in the call.
+        """The multiple of a length that a number is in the call.
 
         Args:
             value: A number for which `has` is true.
