@@ -50,7 +50,7 @@ class HostTensors {
         indices, values, t.sizes(), values.options().layout(at::kSparse), t.is_coalesced());
   }
   // A kernel makes room for as many elements as there may be.
-  static at::Tensor whole(at::Tensor t) {
+  static at::Tensor whole(const at::Tensor& t) {
     return t.is_contiguous() && t.nbytes() == t.storage().nbytes()
         ? t
         : t.clone(at::MemoryFormat::Contiguous);
