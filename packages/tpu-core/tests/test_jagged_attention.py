@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpu_core.metrics import METRICS
+
 HEADS, SIZE = 2, 4
 # Lengths of the queries, and of keys and values.
 LENGTHS = {
@@ -58,6 +60,24 @@ def test_a_causal_mask_counts_from_the_first_row_of_each_sequence(name: str) -> 
         single = [t.detach().cpu()[None] for t in inputs]
         expected = F.scaled_dot_product_attention(*single, is_causal=True)[0]
         torch.testing.assert_close(y.detach().cpu(), expected)
+
+
+def test_a_sequence_knows_nothing_of_others() -> None:
+    """Nor of what is not finite in them."""
+    x = torch.randn(8, HEADS * SIZE)
+    x[3] = float("nan")
+    offsets = torch.tensor([0, 3, 5, 8])
+    rows = torch.nested.nested_tensor_from_jagged(x.to("tpu"), offsets.to("tpu"))
+    found = F.scaled_dot_product_attention(*[heads(rows)] * 3).transpose(1, 2).values().cpu()
+    assert found[3:5].isnan().all()
+    assert not torch.cat([found[:3], found[5:]]).isnan().any()
+
+
+@pytest.mark.usefixtures("every_tier")
+def test_all_of_it_runs_on_the_device() -> None:
+    before = METRICS.snapshot()["fallbacks"]
+    results("self", "tpu")
+    assert METRICS.snapshot()["fallbacks"] == before
 
 
 def test_errors_are_pytorchs() -> None:

@@ -67,7 +67,7 @@ def _serves(query: Any, key: Any, value: Any) -> bool:
 def _attention(query: Any, key: Any, value: Any, is_causal: bool, options: Any) -> Any:
     from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
 
-    q, k, v = (t.transpose(1, 2).to_padded_tensor(0.0).transpose(1, 2) for t in (query, key, value))
+    q, k, v = (_padded(t.transpose(1, 2)).transpose(1, 2) for t in (query, key, value))
     lengths = key.offsets().diff()
     seen = torch.arange(k.shape[2], device=k.device) < lengths[:, None, None, None]
     if is_causal:
@@ -82,6 +82,18 @@ def _attention(query: Any, key: Any, value: Any, is_causal: bool, options: Any) 
         max_seqlen=query._maybe_max_seqlen,
     )
     return result.transpose(1, 2)
+
+
+def _padded(x: Any) -> Tensor:
+    """(batch, longest length, ...), zeros beyond each sequence: a NaN of another must not count."""
+    # Of gathers, as `to_padded_tensor` has no lowering.
+    values, offsets = x.values(), x.offsets()
+    place = offsets[:-1, None] + torch.arange(x._max_seqlen, device=values.device)
+    if values.shape[0] == 0:
+        return values.new_zeros(*place.shape, *values.shape[1:])
+    is_inside = place < offsets[1:, None]
+    rows = values[place.clamp(max=values.shape[0] - 1)]
+    return torch.where(is_inside[..., *[None] * (values.dim() - 1)], rows, 0.0)
 
 
 def _rows(padded: Tensor, offsets: Tensor, count: int) -> Tensor:
