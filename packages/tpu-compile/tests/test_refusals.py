@@ -73,7 +73,7 @@ def test_errors_are_those_of_eager(name: str, dynamic: bool) -> None:
 
 
 TAKEN: dict[str, Call] = {
-    "narrow operands, wide parameters": (
+    "norm of narrow floats": (
         lambda x, w: F.layer_norm(x, (3,), w, w),
         (FLOATS.bfloat16(), torch.ones(3).bfloat16()),
     ),

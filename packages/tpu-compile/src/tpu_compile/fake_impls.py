@@ -76,15 +76,17 @@ def _dims_in_memory(op: Any, given: dict[str, Any]) -> list[list[int]] | None:
     """Dims of the results from the outermost in memory, at the sizes that a trace is made with;
     None without such sizes.
     """
+    # Both at the first call: this module is part of `import torch`.
+    from tpu_compile.sizes import hint
     from tpu_core.extend import meta_function
 
     def replica(t: torch.Tensor) -> torch.Tensor:
-        numbers = [[_hint(n) for n in group] for group in (t.size(), t.stride())]
+        numbers = [[hint(n) for n in group] for group in (t.size(), t.stride())]
         return torch.empty_strided(*numbers, dtype=t.dtype, device="meta")
 
     try:
         replicas = tree_map_only(torch.Tensor, replica, given)
-        replicas = tree_map_only(torch.SymInt, _hint, replicas)
+        replicas = tree_map_only(torch.SymInt, hint, replicas)
     except ValueError:
         return None
     found = _listed(meta_function(str(op))(*replicas.values()))
@@ -93,11 +95,3 @@ def _dims_in_memory(op: Any, given: dict[str, Any]) -> list[list[int]] | None:
 
 def _listed(results: Any) -> list[Any]:
     return [*results] if isinstance(results, (list, tuple)) else [results]
-
-
-def _hint(n: Any) -> int:
-    if isinstance(n, int):
-        return n
-    if not n.node.has_hint():
-        raise ValueError(f"{n} has no value in the trace")
-    return int(n.node.hint)

@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tpu_compile.sizes import SYMBOLIC
+from tpu_compile.sizes import hint
 from tpu_core.extend import GraphEvaluator
 
 # Answers of this process, by op and arguments: layers repeat, and a graph is asked in parts again.
@@ -34,19 +34,20 @@ def is_refused(node: Node) -> bool:
     if op.namespace != "aten" or "backward" in op._schema.name:
         return False
     given = map_arg(_in_order(op, node), lambda n: n.meta["val"])
-    try:
-        with _disable_current_modes():
-            args = tree_map(_stand_in, given)
-            if not any(isinstance(x, torch.Tensor) for x in tree_flatten(args)[0]):
-                return False
-            key = op, torch.get_default_dtype(), _description(args)
-            if key not in _known:
-                if len(_known) >= _MOST:
-                    _known.clear()
-                _known[key] = GraphEvaluator.refuses(op, args)
-            return _known[key]
-    except _Unknown:
+    tensors = [x for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor)]
+    if not tensors or any(x.layout != torch.strided for x in tensors):
         return False
+    with _disable_current_modes():
+        try:
+            args = tree_map(_stand_in, given)
+        except ValueError:  # of `hint`: a size has no value to go by
+            return False
+        key = op, torch.get_default_dtype(), _description(args)
+        if key not in _known:
+            if len(_known) >= _MOST:
+                _known.clear()
+            _known[key] = GraphEvaluator.refuses(op, args)
+        return _known[key]
 
 
 def _description(x: Any) -> Any:
@@ -58,10 +59,6 @@ def _description(x: Any) -> Any:
     return type(x), repr(x)  # -0.0 and NaN are themselves
 
 
-class _Unknown(Exception):
-    """A size has no value to go by."""
-
-
 def _in_order(op: Any, node: Node) -> tuple[Any, ...]:
     rest = op._schema.arguments[len(node.args) :]
     return (*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest))
@@ -69,15 +66,9 @@ def _in_order(op: Any, node: Node) -> tuple[Any, ...]:
 
 def _stand_in(x: Any) -> Any:
     """A tensor that nothing has written in place of a fake one; a number for a symbolic one."""
-    if isinstance(x, SYMBOLIC):
-        if not x.node.has_hint():
-            raise _Unknown
-        return x.node.hint
     if not isinstance(x, torch.Tensor):
-        return x
-    if x.layout != torch.strided:
-        raise _Unknown
-    size, stride = ([_stand_in(n) for n in group] for group in (x.size(), x.stride()))
+        return hint(x)
+    size, stride = ([hint(n) for n in group] for group in (x.size(), x.stride()))
     # What is exported may be traced for the CPU; there a tensor may stand for a number.
     device = x.device if x.dim() == 0 else "tpu"
     return torch.empty_strided(size, stride, dtype=x.dtype, device=device)

@@ -119,6 +119,19 @@ class Symbols:
         return self.sizes(self.values(numbers, shapes))
 
 
+def hint(number: Any) -> Any:
+    """A number, or the value that a symbolic one has in the trace.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if not isinstance(number, SYMBOLIC):
+        return number
+    if not number.node.has_hint():
+        raise ValueError(f"{number} has no value in the trace")
+    return number.node.hint
+
+
 def is_symbol(value: Any) -> bool:
     """Return whether a size is a symbol itself, not something that follows from one."""
     return isinstance(value, torch.SymInt) and _is_symbol(value.node.expr)

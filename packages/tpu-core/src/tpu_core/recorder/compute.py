@@ -250,7 +250,8 @@ class GraphEvaluator(ABC):
             run_meta(op, args)
         except Refused:
             return True
-        except Exception as error:  # there the graph's own meta function decides
+        except Exception as error:
+            # No answer: tracing has asked the meta function, and raised what it had to say.
             interruptible.pass_on(error)
         return False
 
