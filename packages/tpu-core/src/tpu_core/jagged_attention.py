@@ -86,7 +86,7 @@ def _attention(query: Any, key: Any, value: Any, is_causal: bool, options: Any) 
 
 def _padded(x: Any) -> Tensor:
     """(batch, longest length, ...), zeros beyond each sequence: a NaN of another must not count."""
-    # Of gathers, as `to_padded_tensor` has no lowering.
+    # Of gathers, which have derivatives; the op below `to_padded_tensor` has none.
     values, offsets = x.values(), x.offsets()
     place = offsets[:-1, None] + torch.arange(x._max_seqlen, device=values.device)
     if values.shape[0] == 0:

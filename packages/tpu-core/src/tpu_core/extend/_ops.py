@@ -42,9 +42,9 @@ def meta_function(op: str) -> Callable[..., Any]:
     Example:
         >>> meta_function("aten._grouped_mm.default")(a, b, offs).shape  # of meta tensors
     """
-    from tpu_core.recorder import meta
+    from tpu_core.recorder.meta_functions import META_FUNCTIONS
 
-    return meta._SPECIAL[op]
+    return META_FUNCTIONS[op]
 
 
 def record_op(

@@ -101,6 +101,12 @@ def _sparse_bag(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch.Tenso
     return aten._embedding_bag_sparse_backward.default(grad, indices, offsets, bags, *rest)
 
 
+def _to_jagged(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
+    """The rows of a padded tensor that are no padding: the last offset is their number."""
+    dense, offsets, *_ = args
+    return op(dense, offsets, int(_host(offsets[0][-1], "number of jagged rows")))
+
+
 HANDLERS: dict[str, Handler] = {
     "aten.nonzero.default": _nonzero,
     "aten.masked_select.default": _masked_select,
@@ -133,6 +139,8 @@ def needs_python(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Handler | 
     name = overload_name(op)
     if name == "aten._embedding_bag_backward.default" and args[_SPARSE]:
         return _sparse_bag
+    if name == "aten._padded_dense_to_jagged_forward.default" and args[2:] in ((), (None,)):
+        return _to_jagged
     handler = _MASKED.get(name)
     if handler is None:
         return None

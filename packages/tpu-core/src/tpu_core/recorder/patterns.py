@@ -17,7 +17,7 @@ import torch
 from tpu_core.recorder import error_parity
 from tpu_core.recorder.error_parity import SmallReplicas, tensors
 from tpu_core.recorder.functional_variants import is_out_variant, lowering_of, overload_name
-from tpu_core.recorder.suspicions import OF_MORE_DTYPES
+from tpu_core.recorder.suspicions import NOT_TRIED
 
 # Sizes that mean something of their own: channels of an image, sides of a kernel.
 _SMALL = 4
@@ -66,7 +66,7 @@ def _is_tried(op: torch._ops.OpOverload) -> bool:
     # Backward ops are autograd's, with what the device's forward ops saved.
     if not name.startswith("aten.") or "backward" in name or is_out_variant(op):
         return False
-    if name.split(".")[1] in OF_MORE_DTYPES | _WIDER:
+    if name.split(".")[1] in NOT_TRIED | _WIDER:
         return False
     entry = lowering_of(op)
     return entry is None or entry.family not in _OF_VALUES
