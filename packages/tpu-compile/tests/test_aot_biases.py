@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 
 from tpu_compile.aot import trace as tracing
-from tpu_compile.fx_utils import outputs
-from tpu_compile.graphs import lowering_of
+from tpu_compile.fx_utils import lowering_of, outputs
 from tpu_core import lowering, runtime
 from tpu_core.lowering.evaluate import to_jax
 from tpu_core.recorder.compute import GraphEvaluator

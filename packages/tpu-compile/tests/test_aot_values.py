@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tpu_compile.aot.annotations import scope
 from tpu_compile.aot.capture import AotJob, Captured
 from tpu_compile.aot.layers import capture_scanned
-from tpu_compile.graphs import lowering_of
+from tpu_compile.fx_utils import lowering_of
 from tpu_core import lowering, runtime
 from tpu_core.lowering.evaluate import to_jax
 from tpu_core.recorder.compute import GraphEvaluator

@@ -190,7 +190,7 @@ def test_a_tensor_on_the_cpu_among_the_inputs() -> None:
 
 
 def test_a_graph_that_is_traced_again_has_the_same_key() -> None:
-    from tpu_compile.graphs import GRAPHS
+    from tpu_compile.graph_op import GRAPHS
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x) + 1
@@ -217,7 +217,7 @@ def test_a_graph_that_is_traced_again_has_the_same_key() -> None:
     ],
 )
 def test_views_are_part_of_the_graph(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    from tpu_compile.graphs import GRAPHS
+    from tpu_compile.graph_op import GRAPHS
 
     torch.tpu.synchronize()  # what is recorded still needs its graphs
     GRAPHS.clear()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 from tpu_core import modes
 from tpu_core.config import override
 from tpu_core.metrics import METRICS, CompileEvent

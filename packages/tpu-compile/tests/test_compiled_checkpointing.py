@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 from tpu_core import _C
 from tpu_core.pjrt import client as pjrt
 

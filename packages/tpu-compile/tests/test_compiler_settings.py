@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 
 
 def function(x: torch.Tensor) -> torch.Tensor:

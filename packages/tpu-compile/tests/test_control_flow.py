@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils._pytree import tree_leaves
 
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 from tpu_core.metrics import METRICS
 
 Function = Callable[..., Any]

@@ -21,7 +21,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 from tpu_compile.torch_compat import HAS_DEFAULT_BACKEND
 from tpu_core import config
 from tpu_core.errors import RecompileLimitWarning

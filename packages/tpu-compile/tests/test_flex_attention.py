@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 
 Tensor = torch.Tensor
 

@@ -79,7 +79,7 @@ def test_another_process_compiles_nothing_and_other_code_is_another_program(tmp_
 
 
 def test_a_compiled_graph_is_known_by_what_its_functions_compute() -> None:
-    from tpu_compile.graphs import GRAPHS
+    from tpu_compile.graph_op import GRAPHS
 
     fn = tpu_kernels.jax_op("test_program_keys::f", lambda x: jnp.sin(x) * 3)
     compiled = torch.compile(lambda x: fn(x) + 1, fullgraph=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from tpu_compile.fx_utils import is_tensor
 from tpu_compile.jagged import plain_size
 from tpu_compile.numbers import are_known as is_known_number
 from tpu_compile.sizes import Sizes, is_symbol
@@ -147,7 +148,7 @@ def _apart(module: GraphModule, visible: int) -> tuple[GraphModule, list[Any]]:
     for i, node in enumerate(wanted):
         if not isinstance(node, Node):
             outputs.append(place(node))
-        elif node in inputs and _is_tensor(node):
+        elif node in inputs and is_tensor(node):
             outputs.append(_Input(inputs[node]))
         elif i < visible and node in views:
             outputs.append(views[node])
@@ -161,21 +162,17 @@ def _apart(module: GraphModule, visible: int) -> tuple[GraphModule, list[Any]]:
     return GraphModule(module, graph), outputs
 
 
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def _roots(graph: Graph, outputs: list[Any]) -> dict[Node, Node]:
     """For each output whose memory another one shares, or whose elements share a place, as those of
     an expanded tensor do, the node that made that memory.
     """
     sharing: dict[int, set[Node]] = {}
     for node in outputs:
-        if isinstance(node, Node) and _is_tensor(node):
+        if isinstance(node, Node) and is_tensor(node):
             sharing.setdefault(_storage(node), set()).add(node)
     makers: dict[int, Node] = {}
     for node in graph.nodes:
-        if _is_tensor(node):
+        if is_tensor(node):
             makers.setdefault(_storage(node), node)
     return {
         node: makers[storage]
@@ -207,7 +204,7 @@ def _views_of_inputs(inputs: dict[Node, int], outputs: list[Any]) -> dict[Node, 
     """The outputs that are views of inputs, where they begin in a place that the inputs tell."""
     owners: dict[int, Node] = {}
     for node in inputs:
-        if _is_tensor(node):
+        if is_tensor(node):
             owners.setdefault(_storage(node), node)
     known: set[Any] = set()
     for node in inputs:
@@ -218,7 +215,7 @@ def _views_of_inputs(inputs: dict[Node, int], outputs: list[Any]) -> dict[Node, 
         known.update(n.node.expr for n in numbers if is_symbol(n))
     found = {}
     for node in outputs:
-        owner = owners.get(_storage(node)) if isinstance(node, Node) and _is_tensor(node) else None
+        owner = owners.get(_storage(node)) if isinstance(node, Node) and is_tensor(node) else None
         if owner is None or node is owner:
             continue
         value, base = node.meta["val"], owner.meta["val"]

@@ -83,7 +83,7 @@ def _with_tangents(compiled: Callable[..., Any], as_traced: GraphModule) -> Call
 
 
 def _reset() -> None:
-    from tpu_compile.graphs import forget_graphs
+    from tpu_compile.graph_op import forget_graphs
 
     forget_graphs()
 

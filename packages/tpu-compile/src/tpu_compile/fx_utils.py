@@ -87,6 +87,11 @@ def part_of(
     return GraphModule(module, graph)
 
 
+def is_tensor(node: Node) -> bool:
+    """Return whether the value of a node is a tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def has_random_op(node: Node) -> bool:
     """Return whether PyTorch says of a node's op that it draws random numbers."""
     op = node.target

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from tpu_compile.aliasing import Boxed
+from tpu_compile.fx_utils import is_tensor
 
 # What `x.data = y` is since torch 2.15; before it was `set_`.
 _ASSIGN = getattr(torch.ops.aten, "shallow_copy_data_", None)
@@ -96,7 +97,7 @@ def _apart(module: GraphModule) -> tuple[GraphModule, list[_Write], int]:
     results = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
     count = len(results)
     inputs = graph.find_nodes(op="placeholder")
-    storages = {_storage(n): i for i, n in reversed(list(enumerate(inputs))) if _is_tensor(n)}
+    storages = {_storage(n): i for i, n in reversed(list(enumerate(inputs))) if is_tensor(n)}
     writes: list[_Write] = []
     for node in list(graph.nodes):
         if node.target not in (*_SETS, _COPY) or node.args[0] not in inputs:
@@ -114,10 +115,6 @@ def _apart(module: GraphModule) -> tuple[GraphModule, list[_Write], int]:
         graph.erase_node(node)
     graph.output(tuple(results))
     return GraphModule(module, graph), writes, count
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _storage(node: Node) -> int:

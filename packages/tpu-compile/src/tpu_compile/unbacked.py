@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from tpu_compile import numbers
 from tpu_compile.evaluate import call
-from tpu_compile.fx_utils import line_of, outputs, part_of, subgraphs
+from tpu_compile.fx_utils import is_tensor, line_of, outputs, part_of, subgraphs
 from tpu_compile.rng import Words, drawing
 from tpu_compile.sizes import Sizes, is_symbol
 from tpu_core.extend import run_with_dynamic_counts
@@ -193,7 +193,7 @@ def bounded(module: GraphModule, known: AbstractSet[Any]) -> Bounded | None:
     if any(subgraphs(n) for n in late):
         return None
     passed = [n for n in nodes if n not in late and n.op != "output" and _is_passed(n, late)]
-    results = [r for r in outputs(whole) if isinstance(r, Node) and _is_tensor(r)]
+    results = [r for r in outputs(whole) if isinstance(r, Node) and is_tensor(r)]
     early = [n for n in nodes if n not in late and n.op != "output"]
     rest = [n for n in nodes if n in late and n.op != "output"]
     checks = [c for c in checks if not _follows(c, makers, sizes)]
@@ -312,7 +312,3 @@ def _return_sizes(module: GraphModule, makers: Sequence[Node]) -> None:
 
 def _is_passed(node: Node, late: AbstractSet[Node]) -> bool:
     return any(user in late or user.op == "output" for user in node.users)
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from tpu_compile.fx_utils import outputs
-from tpu_compile.graphs import GRAPHS
+from tpu_compile.graph_op import GRAPHS
 
 _UPDATES = "tpu_updates"  # in a node's metadata: position of the input
 
