@@ -25,6 +25,34 @@ EXACT: dict[str, Callable[[], torch.Tensor]] = {
     "random int64": lambda: torch.empty(20, device=D, dtype=torch.int64).random_(),
     "bernoulli": lambda: torch.bernoulli(torch.linspace(0, 1, 60).reshape(6, 10).to(D)),
     "bernoulli of p": lambda: torch.empty(400, device=D).bernoulli_(0.3),
+    "bernoulli of integers": lambda: torch.empty(400, device=D, dtype=torch.int32).bernoulli_(0.3),
+    "bernoulli of booleans": lambda: torch.empty(400, device=D, dtype=torch.bool).bernoulli_(0.3),
+    "bernoulli of a tensor": lambda: torch.empty(90, 6, device=D).bernoulli_(
+        torch.linspace(0, 1, 6).to(D)
+    ),
+    "bernoulli transposed": lambda: (
+        torch.empty(6, 90, device=D, dtype=torch.int64)
+        .t()
+        .bernoulli_(torch.linspace(0, 1, 6, dtype=torch.float64).to(D))
+    ),
+    "rand complex": lambda: torch.rand(60, 3, device=D, dtype=torch.complex64),
+    "uniform complex": lambda: torch.empty(6, 3, device=D, dtype=torch.complex128).uniform_(2, 3),
+    "random of floats": lambda: torch.empty(60, device=D).random_(),
+    "random of bfloat16": lambda: torch.empty(60, device=D, dtype=torch.bfloat16).random_(-9, 200),
+    "random of booleans": lambda: torch.empty(60, device=D, dtype=torch.bool).random_(),
+    "random of a range": lambda: torch.empty(60, device=D, dtype=torch.float64).random_(7, None),
+    "randint of floats": lambda: torch.randint(-4, 9, (60,), device=D, dtype=torch.float16),
+    "rrelu": lambda: F.rrelu(torch.linspace(-1, 1, 60).reshape(6, 10).to(D), training=True),
+    "rrelu of a view": lambda: F.rrelu(
+        torch.linspace(-1, 1, 60).reshape(6, 10).to(D).t(), 0, 1, True
+    ),
+    "rrelu of bfloat16": lambda: F.rrelu(torch.linspace(-1, 1, 60).bfloat16().to(D), training=True),
+    "rrelu in place": lambda: F.rrelu_(torch.linspace(-1, 1, 60).to(D).clone(), training=True),
+    "randint like": lambda: torch.randint_like(torch.ones(60, device=D), 9),
+    "randint like of a view": lambda: torch.randint_like(torch.ones(6, 10, device=D).t(), -9, 9),
+    "randint like of int64": lambda: torch.randint_like(
+        torch.ones(60, device=D), 2**40, dtype=torch.int64
+    ),
     "dropout": lambda: F.dropout(torch.ones(6, 10, device=D), 0.4),
     "dropout transposed": lambda: F.dropout(torch.ones(6, 10, device=D).t(), 0.4),
     "multinomial": lambda: torch.multinomial(torch.linspace(0.1, 1, 60).reshape(6, 10).to(D), 3),
@@ -45,6 +73,8 @@ CLOSE: dict[str, Callable[[], torch.Tensor]] = {
     "randn": lambda: torch.randn(3000, device=D),
     "randn float64": lambda: torch.randn(300, device=D, dtype=torch.float64),
     "randn bfloat16": lambda: torch.randn(300, device=D, dtype=torch.bfloat16),
+    "randn complex": lambda: torch.randn(60, 5, device=D, dtype=torch.complex64),
+    "normal complex": lambda: torch.empty(60, device=D, dtype=torch.complex128).normal_(3, 2),
     "exponential": lambda: torch.empty(300, device=D).exponential_(2.0),
     "uniform": lambda: torch.empty(5, 6, device=D).t().uniform_(-3, 2),
     "normal of means": lambda: torch.normal(torch.ones(40, device=D), 2.0),

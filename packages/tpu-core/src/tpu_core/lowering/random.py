@@ -168,8 +168,15 @@ def drawing_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def scaled_uniform(key: jax.Array, shape: Sequence[int], dtype: Any, low: Any, high: Any) -> Any:
-    """Uniform in [low, high): a value that rounds to ``high`` becomes ``low``, as on CUDA."""
+    """Uniform in [low, high): a value that rounds to ``high`` becomes ``low``, as on CUDA.
+
+    Both parts of a complex number are.
+    """
     dtype = np.dtype(dtype)
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        parts = [scaled_uniform(fold_in(key, i), shape, part, low, high) for i in range(2)]
+        return lax.complex(*parts)
     wide = op_math(dtype)
     low, high = cast(low, wide), cast(high, wide)
     value = cast(uniform01(key, shape, dtype), wide) * (high - low) + low

@@ -33,6 +33,12 @@ void each_element(ThreefryKey key, int64_t n, F f) {
   });
 }
 
+// An independent key for the n-th draw of a call.
+inline ThreefryKey fold_in(ThreefryKey key, uint32_t n) {
+  const auto w = threefry2x32(key, 0xFFFFFFFF, n);
+  return {w.high, w.low};
+}
+
 inline uint64_t bits64(Words w) { return static_cast<uint64_t>(w.high) << 32 | w.low; }
 
 // Fills a tensor of T with f(words), by way of contiguous memory.
@@ -113,6 +119,29 @@ bool with_float(at::ScalarType dtype, F f) {
   }
 }
 
+// As `with_float`, for all real dtypes that random ops fill.
+template <typename F>
+bool with_real(at::ScalarType dtype, F f) {
+  switch (dtype) {
+    case at::kLong: f(int64_t{}); return true;
+    case at::kInt: f(int32_t{}); return true;
+    case at::kShort: f(int16_t{}); return true;
+    case at::kChar: f(int8_t{}); return true;
+    case at::kByte: f(uint8_t{}); return true;
+    case at::kBool: f(bool{}); return true;
+    default: return with_float(dtype, f);
+  }
+}
+
+// Calls f(part, key) for the real and the imaginary part of a tensor; false for real tensors.
+template <typename F>
+bool each_part(const at::Tensor& x, ThreefryKey key, F f) {
+  if (x.scalar_type() != at::kComplexFloat && x.scalar_type() != at::kComplexDouble) return false;
+  const auto parts = at::view_as_real(x);
+  for (const uint32_t i : {0, 1}) f(parts.select(-1, i), fold_in(key, i));
+  return true;
+}
+
 // Fills the first argument of a call with what f(W{}), a function of an element's bits, computes in W.
 template <typename F>
 void fill_real(torch::jit::Stack& stack, ThreefryKey key, F f) {
@@ -137,15 +166,15 @@ struct Draw {
 inline bool takes_real(c10::ArrayRef<c10::IValue> args) {
   return is_real(args[0].toTensor().scalar_type());
 }
-
-// An independent key for the n-th draw of a call.
-inline ThreefryKey fold_in(ThreefryKey key, uint32_t n) {
-  const auto w = threefry2x32(key, 0xFFFFFFFF, n);
-  return {w.high, w.low};
+inline bool takes_real_or_complex(c10::ArrayRef<c10::IValue> args) {
+  const auto dtype = args[0].toTensor().scalar_type();
+  return is_real(dtype) || dtype == at::kComplexFloat || dtype == at::kComplexDouble;
 }
 
 using Draws = std::unordered_map<std::string, Draw>;
 // Named distributions and permutations (host_distributions.cpp).
 const Draws& distribution_draws();
+// Integers and samples of categories (host_random_integers.cpp).
+const Draws& integer_draws();
 
 }  // namespace tpu

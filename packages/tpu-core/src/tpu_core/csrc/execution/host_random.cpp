@@ -35,12 +35,10 @@ struct Threshold {
   uint32_t bits;
 };
 
-void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto out = stack[0].toTensor();
+void fill_uniform(const at::Tensor& out, ThreefryKey key, double from, double to) {
   with_float(out.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    const auto low = static_cast<Wide<T>>(stack[1].toDouble());
-    const auto high = static_cast<Wide<T>>(stack[2].toDouble());
+    const auto low = static_cast<Wide<T>>(from), high = static_cast<Wide<T>>(to);
     fill<T>(out, key, [=](Words w) {
       const T value = static_cast<T>(static_cast<Wide<T>>(uniform01<T>(w)) * (high - low) + low);
       return value == static_cast<T>(high) ? static_cast<T>(low) : value;
@@ -48,13 +46,37 @@ void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
   });
 }
 
+void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto out = stack[0].toTensor();
+  const auto low = stack[1].toDouble(), high = stack[2].toDouble();
+  const auto fill_part = [=](const at::Tensor& part, ThreefryKey own) {
+    fill_uniform(part, own, low, high);
+  };
+  if (!each_part(out, key, fill_part)) fill_part(out, key);
+}
+
+template <typename W>
+auto normal_of(W mean, W std) {
+  return [=](Words w) { return standard_normal(w, W{}) * std + mean; };
+}
+
 void normal_(ThreefryKey key, torch::jit::Stack& stack) {
   const auto mean = stack[1].toDouble(), std = stack[2].toDouble();
+  const auto out = stack[0].toTensor();
+  bool is_imaginary = false;  // the mean is real, and the variance that of both parts
+  const bool is_complex = each_part(out, key, [&](const at::Tensor& part, ThreefryKey own) {
+    with_float(part.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      using W = Wide<T>;
+      const auto share = static_cast<W>(std) * static_cast<W>(std::sqrt(0.5));
+      fill<T>(part, own, normal_of<W>(is_imaginary ? W(0) : static_cast<W>(mean), share));
+    });
+    is_imaginary = true;
+  });
+  if (is_complex) return;
   fill_real(stack, key, [=](auto type) {
     using W = decltype(type);
-    return [=](Words w) {
-      return standard_normal(w, W{}) * static_cast<W>(std) + static_cast<W>(mean);
-    };
+    return normal_of<W>(static_cast<W>(mean), static_cast<W>(std));
   });
 }
 
@@ -103,10 +125,43 @@ void exponential_(ThreefryKey key, torch::jit::Stack& stack) {
 void bernoulli_float(ThreefryKey key, torch::jit::Stack& stack) {
   const auto out = stack[0].toTensor();
   const Threshold<float> below(static_cast<float>(stack[1].toDouble()));
-  with_float(out.scalar_type(), [&](auto type) {
+  with_real(out.scalar_type(), [&](auto type) {
     using T = decltype(type);
     fill<T>(out, key, [=](Words w) { return below(w) ? T(1) : T(0); });
   });
+}
+
+void bernoulli_tensor(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto out = stack[0].toTensor(), given = stack[1].toTensor();
+  const bool is_wide = given.scalar_type() == at::kDouble && given.dim();
+  const auto p = given.to(is_wide ? at::kDouble : at::kFloat).expand(out.sizes()).contiguous();
+  auto drawn = at::empty(out.sizes(), out.options());
+  const auto draw = [&](auto wide) {
+    using W = decltype(wide);
+    const W* chance = p.template const_data_ptr<W>();
+    with_real(out.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      T* to = drawn.template mutable_data_ptr<T>();
+      each_element(key, out.numel(), [&](int64_t i, Words w) {
+        const W p_in = chance[i];
+        TORCH_CHECK(p_in >= 0 && p_in <= 1);  // the text is that of ATen's DistributionTemplates.h
+        to[i] = Threshold<W>(p_in)(w) ? T(1) : T(0);
+      });
+    });
+  };
+  if (is_wide) draw(double{});
+  else draw(float{});
+  out.copy_(drawn);
+}
+
+bool takes_chances(c10::ArrayRef<c10::IValue> args) {
+  const auto out = args[0].toTensor(), p = args[1].toTensor();
+  return with_real(out.scalar_type(), [](auto) {}) && is_real(p.scalar_type()) &&
+      at::is_expandable_to(p.sizes(), out.sizes());
+}
+
+bool takes_any_real(c10::ArrayRef<c10::IValue> args) {
+  return with_real(args[0].toTensor().scalar_type(), [](auto) {});
 }
 
 // 1 where an element of `p` says so; contiguous.
@@ -159,155 +214,60 @@ void native_dropout(ThreefryKey key, torch::jit::Stack& stack) {
   stack = {out, mask};
 }
 
-// Uniform in [0, count); 0 stands for 2^64.
-uint64_t below(uint64_t count, Words w) {
-  if ((count & (count - 1)) == 0) {
-    const int bits = count ? 63 - __builtin_clzll(count) : 64;
-    if (bits == 0) return 0;
-    return bits <= 32 ? w.high >> (32 - bits) : bits64(w) >> (64 - bits);
+void rrelu_with_noise(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto x = stack[0].toTensor(), noise = stack[1].toTensor();
+  if (!stack[4].toBool()) {  // it draws nothing
+    const auto slope = (stack[2].toScalar().toDouble() + stack[3].toScalar().toDouble()) / 2;
+    stack = {at::leaky_relu(x.contiguous(), slope)};
+    return;
   }
-  if (count >> 32) return bits64(w) % count;
-  const uint64_t carry = (w.low * count) >> 32;
-  return (w.high * count + carry) >> 32;
-}
-
-template <typename F>
-bool with_integer(at::ScalarType dtype, F f) {
-  switch (dtype) {
-    case at::kLong: f(int64_t{}); return true;
-    case at::kInt: f(int32_t{}); return true;
-    case at::kShort: f(int16_t{}); return true;
-    case at::kChar: f(int8_t{}); return true;
-    case at::kByte: f(uint8_t{}); return true;
-    default: return false;
-  }
-}
-
-// Bounds [low, high) of a call of random_, where this takes it.
-std::optional<std::pair<int64_t, int64_t>> range_of(c10::ArrayRef<c10::IValue> args) {
-  std::optional<std::pair<int64_t, int64_t>> range;
-  with_integer(args[0].toTensor().scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    // A number past the dtype's last, such as 256 for uint8, is a bound that nothing reaches.
-    constexpr int64_t least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
-    int64_t low = 0, high = most;
-    const size_t given = args.size() - 2;  // without self and generator
-    if (given == 1) high = args[1].toInt();
-    if (given == 2) low = args[1].toInt(), high = args[2].isNone() ? most : args[2].toInt();
-    const bool is_open = given == 0 || (given == 2 && args[2].isNone());
-    if (is_open && sizeof(T) == 8) {  // one past the last is the least
-      if (given == 0) range = {0, least};
-      return;
-    }
-    if (is_open) ++high;
-    if (low < high && low >= least && high - 1 <= most) range = {low, high};
-  });
-  return range;
-}
-
-void random_(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto out = stack[0].toTensor();
-  const auto [low, high] = *range_of(stack);
-  const auto first = static_cast<uint64_t>(low), count = static_cast<uint64_t>(high) - first;
-  with_integer(out.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    fill<T>(out, key, [=](Words w) { return static_cast<T>(below(count, w) + first); });
-  });
-}
-
-// As ATen's Distributions.cpp, which raises for more.
-constexpr int64_t kMostCategories = int64_t{1} << 24;
-
-bool takes_multinomial(c10::ArrayRef<c10::IValue> args) {
-  const auto& p = args[0].toTensor();
-  const auto samples = args[1].toInt();
-  const bool replaces = args[2].toBool();
-  return (p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble) && p.dim() >= 1 &&
-      p.dim() <= 2 && p.size(-1) > 0 && p.size(-1) <= kMostCategories && samples >= 1 &&
-      (replaces || samples <= p.size(-1));
-}
-
-// The inverse of the cumulative distribution of each row.
-void multinomial_with_replacement(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto p = stack[0].toTensor();
-  const auto samples = stack[1].toInt(), count = p.size(-1);
-  const auto rows = p.dim() == 2 ? p.size(0) : 1;
-  auto sizes = p.sizes().vec();
-  sizes.back() = samples;
-  auto out = at::empty(sizes, at::kLong);
-  with_float(p.scalar_type(), [&](auto type) {
+  auto out = at::empty(x.sizes(), x.options());
+  auto slopes = at::empty(x.sizes(), x.options());
+  with_float(x.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using W = Wide<T>;
-    const auto given = p.contiguous();
+    const auto low = stack[2].toScalar().to<W>(), high = stack[3].toScalar().to<W>();
+    const auto given = x.contiguous();
     const T* from = given.template const_data_ptr<T>();
-    std::vector<W> steps(static_cast<size_t>(rows * count));
-    for (int64_t row = 0; row < rows; ++row) {
-      W sum = 0;
-      for (int64_t i = row * count; i < (row + 1) * count;
-           ++i) {  // as ATen's MultinomialKernel.cpp
-        const auto x = static_cast<W>(from[i]);
-        TORCH_CHECK(
-            x >= 0, "invalid multinomial distribution (encountering probability entry < 0)");
-        TORCH_CHECK(
-            std::isfinite(x),
-            "invalid multinomial distribution (encountering probability entry = infinity or NaN)");
-        steps[static_cast<size_t>(i)] = sum += x;
-      }
-      TORCH_CHECK(sum > 0, "invalid multinomial distribution (sum of probabilities <= 0)");
-    }
-    auto* to = out.mutable_data_ptr<int64_t>();
-    each_element(key, rows * samples, [&](int64_t i, Words w) {
-      const auto first = steps.begin() + i / samples * count, last = first + count;
-      const W total = *(last - 1);
-      // Strictly below the total, else the draw would be past the last probable element.
-      const W level = std::min(uniform01<W>(w) * total, std::nextafter(total, W(0)));
-      to[i] = std::min(std::upper_bound(first, last, level) - first, count - 1);
+    T *to = out.template mutable_data_ptr<T>(), *slope = slopes.template mutable_data_ptr<T>();
+    each_element(key, x.numel(), [&](int64_t i, Words w) {
+      const auto value = static_cast<W>(from[i]);
+      const W factor = value <= 0 ? low + (high - low) * uniform01<W>(w) : W(1);
+      to[i] = static_cast<T>(value * factor), slope[i] = static_cast<T>(factor);
     });
   });
+  noise.copy_(slopes);
   stack = {out};
 }
 
-// The largest of p / e, with e exponential.
-void multinomial(ThreefryKey key, torch::jit::Stack& stack) {
-  if (stack[2].toBool() && stack[1].toInt() > 1) return multinomial_with_replacement(key, stack);
-  const auto p = stack[0].toTensor();
-  if (p.numel()) {  // as ATen's Distributions.cpp
-    const auto is_valid = p.max().item<double>() < INFINITY && p.min().item<double>() >= 0;
-    TORCH_CHECK(is_valid, "probability tensor contains either `inf`, `nan` or element < 0");
-    TORCH_CHECK(
-        !(p.sum(-1) == 0).any().item<bool>(),
-        "invalid multinomial distribution (sum of probabilities <= 0)");
-  }
-  auto race = at::empty(p.sizes(), p.options());
-  with_float(p.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    using W = Wide<T>;
-    fill<T>(race, key, [](Words w) { return exponential_of<W>(w); });
-  });
-  race = p / race;
-  const auto samples = stack[1].toInt();
-  if (samples == 1) stack = {race.argmax(-1, true)};
-  else stack = {std::get<1>(race.topk(samples))};
+void rrelu_with_noise_(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto x = stack[0].toTensor();
+  rrelu_with_noise(key, stack);
+  stack = {x.copy_(stack[0].toTensor())};
+}
+
+bool takes_rrelu(c10::ArrayRef<c10::IValue> args) {
+  const auto x = args[0].toTensor(), noise = args[1].toTensor();
+  return takes_real(args) && noise.sizes() == x.sizes() && noise.scalar_type() == x.scalar_type();
 }
 
 const Draws kDraws{
-    {"aten::uniform_", {takes_real, uniform_}},
-    {"aten::normal_", {takes_real, normal_}},
+    {"aten::uniform_", {takes_real_or_complex, uniform_}},
+    {"aten::normal_", {takes_real_or_complex, normal_}},
     {"aten::normal.Tensor_Tensor", {takes_normal, normal}},
     {"aten::normal.Tensor_float", {takes_normal, normal}},
     {"aten::normal.float_Tensor", {takes_normal, normal}},
     {"aten::exponential_", {takes_real, exponential_}},
-    {"aten::bernoulli_.float", {takes_real, bernoulli_float}},
+    {"aten::bernoulli_.float", {takes_any_real, bernoulli_float}},
+    {"aten::bernoulli_.Tensor", {takes_chances, bernoulli_tensor}},
     {"aten::bernoulli", {takes_real, bernoulli}},
     {"aten::native_dropout",
      {[](c10::ArrayRef<c10::IValue> args) {
         return takes_real(args) && (args[2].isNone() || args[2].toBool());
       },
       native_dropout}},
-    {"aten::random_", {[](auto args) { return range_of(args).has_value(); }, random_}},
-    {"aten::random_.to", {[](auto args) { return range_of(args).has_value(); }, random_}},
-    {"aten::random_.from", {[](auto args) { return range_of(args).has_value(); }, random_}},
-    {"aten::multinomial", {takes_multinomial, multinomial}},
+    {"aten::rrelu_with_noise", {takes_rrelu, rrelu_with_noise}},
+    {"aten::rrelu_with_noise_", {takes_rrelu, rrelu_with_noise_}},
 };
 
 bool is_in_bounds(const OpDescription& d, c10::ArrayRef<c10::IValue> args) {
@@ -324,13 +284,14 @@ bool is_in_bounds(const OpDescription& d, c10::ArrayRef<c10::IValue> args) {
 }  // namespace
 
 HostFunction host_draw(const OpDescription& d, const c10::IValue* args) {
-  const auto& table = kDraws.count(d.name) ? kDraws : distribution_draws();
-  const auto found = table.find(d.name);
-  if (found == table.end()) return nullptr;
   const c10::ArrayRef<c10::IValue> given(args, d.policies.size());
   const bool draws = d.chance < 0 || args[d.chance].toDouble() != 0;
-  return draws && is_in_bounds(d, given) && found->second.takes(given) ? found->second.run
-                                                                       : nullptr;
+  if (!draws || !is_in_bounds(d, given)) return nullptr;
+  for (const auto* table : {&kDraws, &integer_draws(), &distribution_draws()}) {
+    const auto found = table->find(d.name);
+    if (found != table->end()) return found->second.takes(given) ? found->second.run : nullptr;
+  }
+  return nullptr;
 }
 
 }  // namespace tpu
