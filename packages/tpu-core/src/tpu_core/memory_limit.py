@@ -7,7 +7,6 @@ share of it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from tpu_core import config as configuration
 from tpu_core.config import config
 from tpu_core.errors import OutOfMemoryError
 from tpu_core.errors.base import format_bytes
+from tpu_core.pjrt.host_memory import host_memory
 
 _LARGEST = 3  # tensors that an error names
 
@@ -84,11 +84,6 @@ def limit_of(device: int, live: int) -> tuple[int | None, int]:
     if (fraction := _fractions.get(device)) is not None:
         limit = int(fraction * (host_memory() if limit is None else limit))
     return limit, live
-
-
-def host_memory() -> int:
-    """Bytes of memory of this machine, which those of devices on the CPU platform share."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_program(

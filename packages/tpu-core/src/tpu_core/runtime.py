@@ -321,7 +321,7 @@ def memory_info(device: int) -> tuple[int, int]:
         if stats and "bytes_limit" in stats:
             limit, used = stats["bytes_limit"], stats.get("bytes_in_use", used)
     if limit is None:
-        from tpu_core.memory_limit import host_memory
+        from tpu_core.pjrt.host_memory import host_memory
 
         limit = host_memory()
     return max(limit - used, 0), limit

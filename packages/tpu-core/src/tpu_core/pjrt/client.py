@@ -1,4 +1,4 @@
-"""Devices, transfers, compiling and running, on jaxlib's private API (checked against 0.10).
+"""Devices, transfers, compiling and running, on jaxlib's private API (checked against 0.10 to 0.12).
 
 `smoke_test` runs each private call once and names what broke, should jaxlib change under us.
 """
@@ -30,7 +30,7 @@ from tpu_core.dtypes import TO_TORCH, to_numpy_dtype
 from tpu_core.errors import TpuNotAvailableError
 from tpu_core.pjrt import known_faults
 from tpu_core.pjrt.host import instruction_set, machine
-from tpu_core.pjrt.host_memory import keep_freed_memory
+from tpu_core.pjrt.host_memory import keep_freed_memory, limit_free_memory
 from tpu_core.platforms import Platform, local_processes, visible_indices
 
 logger = logging.getLogger("tpu_core")
@@ -128,8 +128,8 @@ def start() -> Client:
         if config().num_devices:
             own = 1 if shares_machine else config().num_devices
             jax.config.update("jax_num_cpu_devices", own)
-        if config().keep_memory:
-            keep_freed_memory()
+        if config().keep_memory and keep_freed_memory():
+            limit_free_memory()
     try:
         devices = jax.local_devices(backend=platform.name)
     except RuntimeError as error:

@@ -8,12 +8,21 @@ touch: a sixth of the time of a GPT's training step.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
+
+from tpu_core import _C
 
 # Parameters of mallopt (malloc.h).
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _KEPT_AT_MOST = 2**31 - 1
+_FREE_PART = 16
+
+
+def host_memory() -> int:
+    """Bytes of memory of this machine, which those of devices on the CPU platform share."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def keep_freed_memory() -> bool:
@@ -28,6 +37,15 @@ def keep_freed_memory() -> bool:
     # A thread's own arena cannot hold large blocks: they would be mapped after all.
     parameters = ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, _KEPT_AT_MOST))
     return all(mallopt(name, value) == 1 for name, value in parameters)
+
+
+def limit_free_memory() -> None:
+    """Give free memory back to the system where it is more than a part of the machine's.
+
+    glibc before 2.38 seldom fits an aligned block into the hole that one of its size has left, so
+    that a chain of ops on large tensors takes several times what it needs.
+    """
+    _C.limit_free_memory(host_memory() // _FREE_PART)
 
 
 def give_back_free_memory() -> None:

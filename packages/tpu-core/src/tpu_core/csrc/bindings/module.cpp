@@ -20,6 +20,7 @@
 #include "runtime/shared_kernels.h"
 #include "runtime/source_location.h"
 #include "values/device.h"
+#include "values/free_memory.h"
 #include "values/memory.h"
 #include "values/memory_history.h"
 
@@ -335,6 +336,7 @@ PYBIND11_MODULE(_C, m) {
     raise_checks(static_cast<int16_t>(device), launch);
   });
   m.def("set_patience", &set_patience);
+  m.def("limit_free_memory", &limit_free_memory);
   m.def("note_compile", &note_compile);
   m.def("set_tiers", [](int tiers) { set_tiers(static_cast<Tiers>(tiers)); });
   register_memory_history(m);

@@ -1,6 +1,7 @@
 #include "values/value.h"
 
 #include "runtime/python.h"
+#include "values/free_memory.h"
 #include "values/memory.h"
 #include "values/memory_history.h"
 
@@ -122,6 +123,7 @@ void Value::take_memory() {
   if (accounted) return;
   account(device, static_cast<int64_t>(nbytes), this);
   accounted = true;
+  note_made(nbytes);
   if (records_memory()) record_allocation(*this);
 }
 
