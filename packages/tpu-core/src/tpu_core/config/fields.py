@@ -166,8 +166,8 @@ class Config:
     keep_memory: bool = _setting(
         "TPU_KEEP_MEMORY",
         BOOL,
-        "On the CPU platform, keep freed memory in the process, up to a sixteenth of the machine's, "
-        "instead of giving it back to the system after each program; glibc's allocator only.",
+        "On the CPU platform, keep freed memory in the process instead of giving it back to the "
+        "system after each program, up to a sixteenth of the machine's; glibc's allocator only.",
         True,
         shown="`1`",
         at_start=True,

@@ -1,4 +1,4 @@
-"""Devices, transfers, compiling and running, on jaxlib's private API (checked against 0.10 to 0.12).
+"""Devices, transfers, compiling and running, on jaxlib's private API (as of 0.10 to 0.12).
 
 `smoke_test` runs each private call once and names what broke, should jaxlib change under us.
 """

@@ -5,7 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
+#include <fstream>
 
 namespace tpu {
 namespace {
@@ -33,12 +33,9 @@ MallocInfo heap() {
 }
 
 int64_t resident() {
-  long pages = 0, all = 0;
-  if (auto* file = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(file, "%ld %ld", &all, &pages) != 2) pages = 0;
-    std::fclose(file);
-  }
-  return static_cast<int64_t>(pages) * sysconf(_SC_PAGESIZE);
+  int64_t all = 0, pages = 0;
+  std::ifstream("/proc/self/statm") >> all >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace
