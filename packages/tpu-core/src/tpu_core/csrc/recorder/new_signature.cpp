@@ -2,6 +2,7 @@
 #include "execution/program.h"
 #include "recorder/call.h"
 #include "recorder/checks.h"
+#include "recorder/torchscript.h"
 #include "values/memory.h"
 
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -88,6 +89,7 @@ class StandIns {
 std::unique_ptr<Signature> ask_for_signature(
     const OpDescription& d, const Call& c, const c10::IValue* args, size_t n) {
   py::gil_scoped_acquire gil;
+  const NotTraced not_traced;
   py::list arguments, reads, writes, packs;
   StandIns stand_ins;
   for (size_t i = 0; i < n; ++i) arguments.append(torch::jit::toPyObject(stand_ins.of(args[i])));

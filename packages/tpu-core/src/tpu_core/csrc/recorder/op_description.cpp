@@ -2,6 +2,7 @@
 #include "recorder/record.h"
 #include "runtime/locks.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -32,6 +33,8 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   h.add_bytes(name);
   d->hash = h.digest();
   for (auto p : info["policies"]) d->policies.push_back(static_cast<Policy>(p.cast<int>()));
+  d->takes_lists =
+      std::find(d->policies.begin(), d->policies.end(), Policy::TensorList) != d->policies.end();
   for (auto p : info["compiled_in"]) d->compiled_in.push_back(p.cast<bool>());
   for (auto p : info["steady"]) d->steady.push_back(p.cast<bool>());
   for (auto p : info["writes"]) d->writes.push_back(p.cast<bool>());

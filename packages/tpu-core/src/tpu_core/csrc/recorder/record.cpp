@@ -9,6 +9,7 @@
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
 #include "recorder/tier_key.h"
+#include "recorder/torchscript.h"
 #include "values/device.h"
 #include "values/memory.h"
 
@@ -119,6 +120,7 @@ void call_python(
     torch::jit::Stack* stack) {
   const size_t n = d.policies.size();
   py::gil_scoped_acquire gil;
+  const NotTraced not_traced;
   py::list arguments;
   for (size_t i = 0; i < n; ++i)
     arguments.append(torch::jit::toPyObject((*stack)[stack->size() - n + i]));
@@ -346,6 +348,7 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
 
 void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n = d.policies.size();
+  if (d.takes_lists) give_lists_their_types(d, *stack);
   {
     DirectCall call(d, stack->data() + stack->size() - n, true);
     if (call && call.run(*stack)) return;

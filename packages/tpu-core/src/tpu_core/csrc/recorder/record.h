@@ -45,6 +45,7 @@ struct OpDescription {
   std::string name;
   Hash128 hash;
   std::vector<Policy> policies;      // one a schema argument
+  bool takes_lists = false;          // of tensors
   std::vector<uint8_t> compiled_in;  // number arguments that are part of the signature
   std::vector<uint8_t> steady;       // numbers that are constants of programs until seen to vary
   std::vector<uint8_t> writes;       // arguments that are mutated

@@ -6,6 +6,7 @@
 
 #include "execution/direct_call.h"
 #include "recorder/foreach_devices.h"
+#include "recorder/torchscript.h"
 
 #include <array>
 #include <tuple>
@@ -210,6 +211,7 @@ void record_copy(const at::Tensor& self, const at::Tensor& src, bool non_blockin
 
 torch::CppFunction kernel_of(const c10::OperatorHandle& op) {
   if (auto kernel = foreach_kernel_of(op)) return std::move(*kernel);
+  if (auto kernel = convolution_kernel_of(op)) return std::move(*kernel);
   const auto form = kForms.find(form_of(op.schema()));
   if (form == kForms.end())
     return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Recorder>());
