@@ -54,15 +54,16 @@ void follow(const at::Tensor& t, at::Tensor alias, int16_t device) {
 // Puts CPU tensors in place of the device's, lists included.
 class Aliases {
  public:
-  Aliases(Results& results, std::vector<WrittenTensor>& written)
-      : results_(results), written_(written) {}
+  // `keeps_own`: the kernel gets tensors of its own, not those that values hold.
+  Aliases(Results& results, std::vector<WrittenTensor>& written, bool keeps_own)
+      : results_(results), written_(written), keeps_own_(keeps_own) {}
 
   at::Tensor operator()(const at::Tensor& t, bool is_written) {
     if (!t.defined() || !t.is_privateuseone()) return t;
     for (const auto& w : written_)  // PyTorch asks whether an operand is the result itself
       if (w.original.is_same(t)) return w.alias;
     const auto& v = *cell_of(t)->value;
-    if (!is_written && is_the_value(t, v)) {
+    if (!is_written && !keeps_own_ && is_the_value(t, v)) {
       results_.is_operand(v.host);
       return v.host;
     }
@@ -97,6 +98,7 @@ class Aliases {
  private:
   Results& results_;
   std::vector<WrittenTensor>& written_;
+  bool keeps_own_;
 };
 
 template <typename F>
@@ -146,6 +148,10 @@ const std::unordered_map<std::string, UnfitCall> kUnfitCalls{
     {"aten::_upsample_bicubic2d_aa.out", is_of_width_1},
 };
 
+// Whether another library has made the op. Its kernel may be Python, do as it likes with its arguments, and
+// differentiate inside.
+bool is_foreign(const OpDescription& d) { return d.name.rfind("aten::", 0) != 0; }
+
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name, ""};
@@ -156,7 +162,11 @@ c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor
 
 const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   auto find = [&]() -> std::optional<c10::OperatorHandle> {
-    if (d.name.rfind("aten::", 0) != 0 || d.random || host_function(d)) return {};
+    if (d.random || host_function(d)) return {};
+    // An op of another library without a lowering runs on the CPU in any case.
+    const bool has_handler = d.handler && !d.handler.is_none();
+    if (is_foreign(d) && !(has_handler && d.returns.size() == d.op.schema().returns().size()))
+      return {};
     const auto twin = kTwins.find(d.name);
     auto op = c10::Dispatcher::singleton().findOp(
         operator_name(twin == kTwins.end() ? d.name : twin->second));
@@ -233,7 +243,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   torch::jit::Stack stack;
   stack.reserve(n);
   {
-    Aliases aliases(results, written);
+    Aliases aliases(results, written, is_foreign(d_));
     stack.resize(n);
     for (const bool is_written : {true, false})
       for (size_t i = 0; i < n; ++i)
@@ -250,12 +260,14 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   writing.begin();
   lock.unlock();
   try {
-    const c10::impl::ExcludeDispatchKeyGuard below(kAboveKernels);
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> below;
+    if (!is_foreign(d_)) below.emplace(kAboveKernels);
     // The kernel's row is the device's: its own calls would count the op twice.
     std::optional<at::DisableRecordFunctionGuard> unrecorded;
     if (started) unrecorded.emplace();
     if (function_) function_(key, stack);
-    else kernel_->callBoxed(stack);
+    else if (below) kernel_->callBoxed(stack);
+    else kernel_->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
   } catch (const c10::NotImplementedError&) {
     return {};  // of the dtype: a lowering may have it, or raises the same in the device's name
   }
