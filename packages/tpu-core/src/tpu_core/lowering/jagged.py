@@ -6,6 +6,7 @@ Values are the rows of all sequences, one sequence after another; sequence ``i``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -65,17 +66,12 @@ def lengths(
         text = _PADDED_TO_JAGGED + "final offset should match total_L value"
         yield Finding(bounds[-1] != cast(total_L, bounds.dtype), 0, fixed(RuntimeError, text))
     longest = jnp.max(jnp.diff(bounds))
-    yield Finding(longest > cast(most, bounds.dtype), longest.astype(np.int64), _TooLong(most))
+    error = functools.partial(_too_long, most)
+    yield Finding(longest > cast(most, bounds.dtype), longest.astype(np.int64), error)
 
 
-class _TooLong:
-    """The error for a sequence that is longer than what it is padded to."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def __call__(self, longest: int) -> Exception:
-        return RuntimeError(
-            f"{_PADDED_TO_JAGGED}found batch item of length {longest} when max length specified "
-            f"by padded input is {self._most}"
-        )
+def _too_long(most: int, longest: int) -> Exception:
+    return RuntimeError(
+        f"{_PADDED_TO_JAGGED}found batch item of length {longest} when max length specified by "
+        f"padded input is {most}"
+    )

@@ -133,12 +133,12 @@ bool with_real(at::ScalarType dtype, F f) {
   }
 }
 
-// Calls f(part, key) for the real and the imaginary part of a tensor; false for real tensors.
+// Calls f(part, key, is_real) for the real and the imaginary part of a tensor; false for real tensors.
 template <typename F>
 bool each_part(const at::Tensor& x, ThreefryKey key, F f) {
   if (x.scalar_type() != at::kComplexFloat && x.scalar_type() != at::kComplexDouble) return false;
   const auto parts = at::view_as_real(x);
-  for (const uint32_t i : {0, 1}) f(parts.select(-1, i), fold_in(key, i));
+  for (const uint32_t i : {0, 1}) f(parts.select(-1, i), fold_in(key, i), i == 0);
   return true;
 }
 

@@ -54,16 +54,16 @@ void follow(const at::Tensor& t, at::Tensor alias, int16_t device) {
 // Puts CPU tensors in place of the device's, lists included.
 class Aliases {
  public:
-  // `keeps_own`: the kernel gets tensors of its own, not those that values hold.
-  Aliases(Results& results, std::vector<WrittenTensor>& written, bool keeps_own)
-      : results_(results), written_(written), keeps_own_(keeps_own) {}
+  // `is_foreign`: the kernel gets no tensor that a value holds.
+  Aliases(Results& results, std::vector<WrittenTensor>& written, bool is_foreign)
+      : results_(results), written_(written), is_foreign_(is_foreign) {}
 
   at::Tensor operator()(const at::Tensor& t, bool is_written) {
     if (!t.defined() || !t.is_privateuseone()) return t;
     for (const auto& w : written_)  // PyTorch asks whether an operand is the result itself
       if (w.original.is_same(t)) return w.alias;
     const auto& v = *cell_of(t)->value;
-    if (!is_written && !keeps_own_ && is_the_value(t, v)) {
+    if (!is_written && !is_foreign_ && is_the_value(t, v)) {
       results_.is_operand(v.host);
       return v.host;
     }
@@ -98,7 +98,7 @@ class Aliases {
  private:
   Results& results_;
   std::vector<WrittenTensor>& written_;
-  bool keeps_own_;
+  bool is_foreign_;
 };
 
 template <typename F>
@@ -148,10 +148,6 @@ const std::unordered_map<std::string, UnfitCall> kUnfitCalls{
     {"aten::_upsample_bicubic2d_aa.out", is_of_width_1},
 };
 
-// Whether another library has made the op. Its kernel may be Python, do as it likes with its arguments, and
-// differentiate inside.
-bool is_foreign(const OpDescription& d) { return d.name.rfind("aten::", 0) != 0; }
-
 c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor"
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name, ""};
@@ -165,7 +161,7 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
     if (d.random || host_function(d)) return {};
     // An op of another library without a lowering runs on the CPU in any case.
     const bool has_handler = d.handler && !d.handler.is_none();
-    if (is_foreign(d) && !(has_handler && d.returns.size() == d.op.schema().returns().size()))
+    if (d.is_foreign && !(has_handler && d.returns.size() == d.op.schema().returns().size()))
       return {};
     const auto twin = kTwins.find(d.name);
     auto op = c10::Dispatcher::singleton().findOp(
@@ -243,7 +239,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   torch::jit::Stack stack;
   stack.reserve(n);
   {
-    Aliases aliases(results, written, is_foreign(d_));
+    Aliases aliases(results, written, d_.is_foreign);
     stack.resize(n);
     for (const bool is_written : {true, false})
       for (size_t i = 0; i < n; ++i)
@@ -261,7 +257,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   lock.unlock();
   try {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> below;
-    if (!is_foreign(d_)) below.emplace(kAboveKernels);
+    if (!d_.is_foreign) below.emplace(kAboveKernels);
     // The kernel's row is the device's: its own calls would count the op twice.
     std::optional<at::DisableRecordFunctionGuard> unrecorded;
     if (started) unrecorded.emplace();

@@ -49,35 +49,30 @@ void fill_uniform(const at::Tensor& out, ThreefryKey key, double from, double to
 void uniform_(ThreefryKey key, torch::jit::Stack& stack) {
   const auto out = stack[0].toTensor();
   const auto low = stack[1].toDouble(), high = stack[2].toDouble();
-  const auto fill_part = [=](const at::Tensor& part, ThreefryKey own) {
+  const auto fill_part = [=](const at::Tensor& part, ThreefryKey own, bool) {
     fill_uniform(part, own, low, high);
   };
-  if (!each_part(out, key, fill_part)) fill_part(out, key);
+  if (!each_part(out, key, fill_part)) fill_uniform(out, key, low, high);
 }
 
-template <typename W>
-auto normal_of(W mean, W std) {
-  return [=](Words w) { return standard_normal(w, W{}) * std + mean; };
+void fill_normal(
+    const at::Tensor& out, ThreefryKey key, double mean, double std, double share = 1) {
+  with_float(out.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    using W = Wide<T>;
+    const auto middle = static_cast<W>(mean), scale = static_cast<W>(std) * static_cast<W>(share);
+    fill<T>(out, key, [=](Words w) { return standard_normal(w, W{}) * scale + middle; });
+  });
 }
 
 void normal_(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto mean = stack[1].toDouble(), std = stack[2].toDouble();
   const auto out = stack[0].toTensor();
-  bool is_imaginary = false;  // the mean is real, and the variance that of both parts
-  const bool is_complex = each_part(out, key, [&](const at::Tensor& part, ThreefryKey own) {
-    with_float(part.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      using W = Wide<T>;
-      const auto share = static_cast<W>(std) * static_cast<W>(std::sqrt(0.5));
-      fill<T>(part, own, normal_of<W>(is_imaginary ? W(0) : static_cast<W>(mean), share));
-    });
-    is_imaginary = true;
-  });
-  if (is_complex) return;
-  fill_real(stack, key, [=](auto type) {
-    using W = decltype(type);
-    return normal_of<W>(static_cast<W>(mean), static_cast<W>(std));
-  });
+  const auto mean = stack[1].toDouble(), std = stack[2].toDouble();
+  // Of a complex number the mean is real, and each part has half of the variance.
+  const auto fill_part = [=](const at::Tensor& part, ThreefryKey own, bool is_real) {
+    fill_normal(part, own, is_real ? mean : 0, std, std::sqrt(0.5));
+  };
+  if (!each_part(out, key, fill_part)) fill_normal(out, key, mean, std);
 }
 
 // Of means and standard deviations, one of which may be a number.
@@ -131,27 +126,37 @@ void bernoulli_float(ThreefryKey key, torch::jit::Stack& stack) {
   });
 }
 
-void bernoulli_tensor(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto out = stack[0].toTensor(), given = stack[1].toTensor();
-  const bool is_wide = given.scalar_type() == at::kDouble && given.dim();
-  const auto p = given.to(is_wide ? at::kDouble : at::kFloat).expand(out.sizes()).contiguous();
-  auto drawn = at::empty(out.sizes(), out.options());
-  const auto draw = [&](auto wide) {
-    using W = decltype(wide);
-    const W* chance = p.template const_data_ptr<W>();
-    with_real(out.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      T* to = drawn.template mutable_data_ptr<T>();
-      each_element(key, out.numel(), [&](int64_t i, Words w) {
-        const W p_in = chance[i];
-        TORCH_CHECK(p_in >= 0 && p_in <= 1);  // the text is that of ATen's DistributionTemplates.h
-        to[i] = Threshold<W>(p_in)(w) ? T(1) : T(0);
-      });
+// 1 where an element of `p`, compared as W, says so.
+template <typename W>
+void fill_by_chances(const at::Tensor& out, ThreefryKey key, const at::Tensor& p) {
+  const auto given = p.to(c10::CppTypeToScalarType<W>::value).expand(out.sizes()).contiguous();
+  const W* chance = given.template const_data_ptr<W>();
+  auto drawn = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
+  with_real(out.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    T* to = drawn.template mutable_data_ptr<T>();
+    each_element(key, out.numel(), [&](int64_t i, Words w) {
+      const W p_in = chance[i];
+      TORCH_CHECK(p_in >= 0 && p_in <= 1);  // the text is that of ATen's DistributionTemplates.h
+      to[i] = Threshold<W>(p_in)(w) ? T(1) : T(0);
     });
-  };
-  if (is_wide) draw(double{});
-  else draw(float{});
-  out.copy_(drawn);
+  });
+  if (!out.is_contiguous()) out.copy_(drawn);
+}
+
+void bernoulli_tensor(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto out = stack[0].toTensor(), p = stack[1].toTensor();
+  const bool is_wide = p.scalar_type() == at::kDouble && p.dim();
+  if (is_wide) fill_by_chances<double>(out, key, p);
+  else fill_by_chances<float>(out, key, p);
+}
+
+void bernoulli(ThreefryKey key, torch::jit::Stack& stack) {
+  const auto p = stack[0].toTensor();
+  const auto out = at::empty(p.sizes(), p.options());
+  with_float(
+      p.scalar_type(), [&](auto type) { fill_by_chances<Wide<decltype(type)>>(out, key, p); });
+  stack = {out};
 }
 
 bool takes_chances(c10::ArrayRef<c10::IValue> args) {
@@ -162,28 +167,6 @@ bool takes_chances(c10::ArrayRef<c10::IValue> args) {
 
 bool takes_any_real(c10::ArrayRef<c10::IValue> args) {
   return with_real(args[0].toTensor().scalar_type(), [](auto) {});
-}
-
-// 1 where an element of `p` says so; contiguous.
-template <typename T>
-at::Tensor bernoulli_of(ThreefryKey key, const at::Tensor& p) {
-  auto out = at::empty(p.sizes(), p.options());
-  const auto given = p.contiguous();
-  const T* from = given.const_data_ptr<T>();
-  T* to = out.mutable_data_ptr<T>();
-  each_element(key, p.numel(), [&](int64_t i, Words w) {
-    const auto p_in = static_cast<Wide<T>>(from[i]);
-    TORCH_CHECK(p_in >= 0 && p_in <= 1);  // the text is that of ATen's DistributionTemplates.h
-    to[i] = Threshold<Wide<T>>(p_in)(w) ? T(1) : T(0);
-  });
-  return out;
-}
-
-void bernoulli(ThreefryKey key, torch::jit::Stack& stack) {
-  const auto p = stack[0].toTensor();
-  at::Tensor out;
-  with_float(p.scalar_type(), [&](auto type) { out = bernoulli_of<decltype(type)>(key, p); });
-  stack = {out};
 }
 
 void native_dropout(ThreefryKey key, torch::jit::Stack& stack) {

@@ -29,6 +29,7 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   py::dict info = callback("describe")(op.operator_name().name, op.operator_name().overload_name);
   auto d = std::make_unique<OpDescription>(op);
   d->name = name;
+  d->is_foreign = name.rfind("aten::", 0) != 0;
   Hasher h;
   h.add_bytes(name);
   d->hash = h.digest();

@@ -44,8 +44,11 @@ struct OpDescription {
   c10::OperatorHandle op;
   std::string name;
   Hash128 hash;
-  std::vector<Policy> policies;      // one a schema argument
-  bool takes_lists = false;          // of tensors
+  std::vector<Policy> policies;  // one a schema argument
+  bool takes_lists = false;      // of tensors
+  // Another library has made it. Its kernel may be Python, do as it likes with its arguments, and
+  // differentiate inside.
+  bool is_foreign = false;
   std::vector<uint8_t> compiled_in;  // number arguments that are part of the signature
   std::vector<uint8_t> steady;       // numbers that are constants of programs until seen to vary
   std::vector<uint8_t> writes;       // arguments that are mutated

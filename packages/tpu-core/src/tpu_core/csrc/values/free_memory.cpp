@@ -52,9 +52,9 @@ void note_made(size_t nbytes) {
   if (nbytes < kLarge || !limit) return;
   if (g_made.fetch_add(nbytes) + nbytes < limit / kLooks) return;
   g_made = 0;
+  // Where the heap does not say what is used, all that came since the limit was set may be free.
   const auto used = static_cast<int64_t>(heap().uordblks) + g_rest;
-  // Where the heap does not say what is used, everything free goes back each time.
-  if (used && resident() - used < static_cast<int64_t>(limit)) return;
+  if (resident() - used < static_cast<int64_t>(limit)) return;
   static auto* const trim = symbol<int(size_t)>("malloc_trim");
   if (trim) trim(0);
 }
