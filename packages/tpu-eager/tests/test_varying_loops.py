@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -73,17 +74,60 @@ def test_as_many_rounds_each_time_are_one_program() -> None:
     assert METRICS.delta(before)["executions"] == 2
 
 
-def test_training_is_not_cut() -> None:
-    """Other numbers of micro-batches make other steps, and one program each."""
-    weight = LAYERS[0].clone().to("tpu").requires_grad_()
-    optimizer = torch.optim.SGD([weight], 0.01)
-    for batches in (3, 5, 4, 6, 7):
-        before = METRICS.snapshot()
-        for i in range(batches):
-            x = torch.full((4, WIDTH), 0.1 * i, device="tpu")
-            for _ in range(3):
-                x = F.layer_norm(torch.tanh(x @ weight), (WIDTH,))
-            (x.square().mean() / batches).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert METRICS.delta(before)["executions"] <= 2
+def test_micro_batches_share_a_program() -> None:
+    """Another number of micro-batches each step, whose gradients add up."""
+
+    def train(device: str, *steps: int) -> Iterator[torch.Tensor]:
+        weight = LAYERS[0].clone().to(device).requires_grad_()
+        optimizer = torch.optim.Adam([weight], 0.01)
+        for batches in steps:
+            for i in range(batches):
+                x = torch.full((4, WIDTH), 0.1 * i, device=device)
+                for _ in range(3):
+                    x = F.layer_norm(torch.tanh(x @ weight), (WIDTH,))
+                (x.square() * x[:, :1]).mean().div(batches).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield weight.detach().cpu()
+
+    first, later = (3, 5, 4, 6, 7), (2, 9, 12, 8, 15, 10, 3, 11)
+    on_cpu, on_device = train("cpu", *first, *later), train("tpu", *first, *later)
+
+    def check(steps: int) -> Iterator[None]:
+        for _ in range(steps):
+            assert_close(next(on_device), next(on_cpu), rtol=1e-4, atol=1e-5)
+            yield
+
+    compiled(check(len(first)))
+    assert not compiled(check(len(later)))
+
+
+def test_recurrences_of_any_length_share_programs_with_their_gradients() -> None:
+    """A loop that is unrolled, its backward pass and the optimizer, of other sizes as well."""
+    cell = torch.nn.GRUCell(WIDTH, WIDTH)
+
+    def train(device: str, *steps: int) -> Iterator[list[torch.Tensor]]:
+        model = copy.deepcopy(cell).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for rounds in steps:
+            x = torch.linspace(-1, 1, (2 + rounds % 3) * WIDTH).view(-1, WIDTH).to(device)
+            state, loss = torch.zeros_like(x), torch.zeros((), device=device)
+            for _ in range(rounds):
+                state = model(F.layer_norm(x.tanh() + state.sin(), (WIDTH,)), state)
+                gate = (state * state.sigmoid()).cos() + 0.5 * x.exp()
+                loss = loss + (gate * torch.softmax(state, 1)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield [loss.detach().cpu(), *(p.detach().cpu() for p in model.parameters())]
+
+    first, later = (3, 7, 5, 4, 8, 6, 12, 11), (9, 14, 10, 16, 13, 20, 15, 17)
+    on_cpu, on_device = train("cpu", *first, *later), train("tpu", *first, *later)
+
+    def check(steps: int) -> Iterator[None]:
+        for _ in range(steps):
+            assert_close(next(on_device), next(on_cpu), rtol=1e-4, atol=1e-5)
+            yield
+
+    compiled(check(len(first)))
+    assert not compiled(check(len(later)))

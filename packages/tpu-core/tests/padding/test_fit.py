@@ -42,6 +42,16 @@ def test_rows_of_a_batch_of_sequences_follow_from_both() -> None:
     assert len(Fit(columns((60, 180, 120), (2, 5, 5), (10, 12, 8)), (), 3).symbols) == 2
 
 
+def test_a_size_that_is_there_more_often_than_the_one_with_its_border() -> None:
+    """What an op makes of an image is a product of the image's sizes, and in no recording."""
+    recordings = columns((18, 26), (16, 24), (5, 5), (16, 24))
+    fit = Fit(recordings, (), 4)
+    assert fit.symbols == [1]
+    assert fit.derive([16 * 16 * 5, 24 * 24 * 5]) == Size(5, (0, 0), 0)
+    assert fit.solve([22, 20, 5, 20]) == [20]
+    assert fit.solve([22, 21, 5, 20]) is None
+
+
 def test_declared_sizes_stay_symbols() -> None:
     recordings = columns((2, 4), (24, 20), (23, 19), (46, 76))
     fit = Fit(recordings, [1, 0], 4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -62,7 +63,7 @@ class Fit:
         self._stepped = _groups([(self._columns[a], self._columns[b]) for a, b in stepped])
         self._inputs, self._origins = inputs, origins
         first = list(first)
-        self._recordings = len(recordings)
+        self._recordings, self._tensors = len(recordings), tensors
         while (factor := self._assign(first, tensors)) is not None:
             first.append(factor)
         self.sizes = [self._known[seen] for seen in self._columns]
@@ -106,6 +107,23 @@ class Fit:
                     self.problem = f"an argument that was {numbers} follows no size of a tensor"
                     size = static(-1)
             self._known[seen] = size or self._define(position, seen)
+        return None if self.problem else self._more_frequent(len(first))
+
+    def _more_frequent(self, first: int) -> int | None:
+        """Position of a size that is next to a symbol and is there more often: what an op makes of
+        it, as the rows of an image, is a product of it and not of the size with its border.
+
+        Args:
+            first: Number of the symbols that stay.
+        """
+        counts = Counter(self._columns[: self._tensors])
+        for column, size in self._known.items():
+            if size.scale != 1 or len(size.symbols) != 1 or not size.offset:
+                continue
+            (symbol,) = size.symbols
+            own = self._columns[self.symbols[symbol]]
+            if symbol >= first and counts[column] > counts[own] and not self._is_in_product(symbol):
+                return self._columns.index(column)
         return None
 
     def _shifted_factor(self, seen: Sequence[int]) -> tuple[int, ...] | None:

@@ -40,10 +40,7 @@ Segment part_of(const Segment& s, const std::vector<size_t>& nodes) {
     node.refs = static_cast<uint32_t>(part.refs.size());
     node.numbers = static_cast<uint32_t>(part.numbers.size());
     part.hasher.add(n.signature->hash);
-    // A word that stands for several up to a power of two is given as often: one program serves any number.
-    const bool repeats = nodes.size() == 1 && n.signature->kind == Signature::Kind::Combine;
     for (uint32_t k = 0; k < n.operands; ++k) {
-      if (repeats) slots.erase(refs[k]);
       part.refs.push_back(slot_of(refs[k], true));
       part.hasher.add(part.refs.back());
     }
@@ -179,14 +176,21 @@ void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   else former.clear();
   const FormerInUse former_in_use(former);
   const uint64_t first_launch = launches() + 1;
+  const size_t count = parts.empty() ? s.nodes.size() : parts.size();
+  const auto part_at = [&](size_t i) { return parts.empty() ? Part{i, i + 1, false} : parts[i]; };
+  const auto joins = [&](const Part& p) {
+    return p.end - p.begin == 1 && joins_words(s.nodes[p.begin]);
+  };
   const auto words = [&] {
     Lock lock(g_mutex, std::defer_lock);
     acquire(lock);
+    for (size_t i = 0; i < count; ++i)
+      if (const Part p = part_at(i); joins(p)) divide_word(s, s.nodes[p.begin]);
     return words_of(s);
   }();
-  const size_t count = parts.empty() ? s.nodes.size() : parts.size();
   for (size_t i = 0; i < count; ++i) {
-    const Part p = parts.empty() ? Part{i, i + 1, false} : parts[i];
+    const Part p = part_at(i);
+    if (joins(p)) continue;
     Segment part;
     Cut c;
     {
@@ -222,6 +226,7 @@ std::vector<std::pair<Hash128, uint32_t>> missing_pieces(const Segment& s) {
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
   for (uint32_t i = 0; i < s.nodes.size(); ++i) {
+    if (joins_words(s.nodes[i])) continue;
     const auto key = missing_program(part_of(s, {i}));
     if (key && seen.insert(*key).second) missing.emplace_back(*key, i);
   }

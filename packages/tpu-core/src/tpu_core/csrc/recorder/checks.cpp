@@ -151,10 +151,27 @@ void close_checks(Trace& trace) {
   ++g_pending;
 }
 
+bool joins_words(const Node& node) { return node.signature->kind == Signature::Kind::Combine; }
+
+void divide_word(const Segment& s, const Node& node) {
+  TPU_ASSERT_LOCKED();
+  const auto* refs = s.refs.data() + node.refs;
+  const auto joined = refs[node.operands];
+  if (joined == kNoSlot) return;
+  auto& words = g_words.at(s.device);
+  const auto of = std::find_if(
+      words.begin(), words.end(), [&](const Word& w) { return w.value == s.slots[joined]; });
+  if (of == words.end()) return;
+  std::vector<Word> apart;
+  for (size_t i = 0; i < of->nodes.size(); ++i)
+    apart.push_back({s.slots[refs[i]], {of->nodes[i]}, of->is_bad});
+  g_pending += apart.size() - 1;
+  words.insert(words.erase(of), apart.begin(), apart.end());
+}
+
 py::object plan_of(const Node& node) {
   auto& s = *node.signature;
-  if (s.kind == Signature::Kind::Combine && !s.plan)
-    s.plan = callback("combine_words")(node.operands);
+  if (joins_words(node) && !s.plan) s.plan = callback("combine_words")(node.operands);
   return s.plan ? s.plan : py::object(py::none());
 }
 

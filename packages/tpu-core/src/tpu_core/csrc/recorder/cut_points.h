@@ -16,7 +16,6 @@ namespace tpu {
 
 inline constexpr char kCutAtRepetition[] = "repetition";
 inline constexpr char kCutAtBound[] = "size bound";
-inline constexpr char kCutAtOptimizerStep[] = "optimizer step";  // as `tpu_core.modes` says
 
 inline uint64_t mixed(uint64_t x) {
   x *= 0x9E3779B97F4A7C15ull;

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <unordered_set>
 #include <utility>
 
@@ -164,7 +163,7 @@ void flush(Trace* trace, Lock& lock, const char* cut) {
   if (trace->capture) return;
   if (cut != kForHost) trace->tiering.end();
   const bool is_forced = cut != kCutAtRepetition && cut != kCutAtBound;
-  if (is_forced) trace->varying_loops.forced_cut(std::strcmp(cut, kCutAtOptimizerStep) == 0);
+  if (is_forced) trace->varying_loops.forced_cut();
   if (trace->current.nodes.empty()) return;
   if (is_forced) trace->cut_points.forced_cut();
   close_checks(*trace);

@@ -26,8 +26,13 @@ bool VaryingLoops::after_op(uint64_t op) {
   }
   seen.position = i;
   t.windows[i & (kHistory - 1)] = window;
-  if (length <= kPrefix || !points_) return false;
-  return std::any_of(t.points.begin(), t.points.end(), [&](const Point& p) {
+  return length > kPrefix && is_point(window);
+}
+
+bool VaryingLoops::is_point(uint64_t window) const {
+  if (!points_) return false;
+  const auto& points = tables_->points;
+  return std::any_of(points.begin(), points.end(), [&](const Point& p) {
     return p.window == window && p.prefix == prefix_;
   });
 }
@@ -46,10 +51,10 @@ VaryingLoops::Seen& VaryingLoops::last_seen(uint64_t window) {
   return *oldest;
 }
 
-void VaryingLoops::forced_cut(bool at_optimizer_step) {
+void VaryingLoops::forced_cut() {
   if (position_ == begin_) return;
   end_run();
-  if (!at_optimizer_step) compare();
+  compare();
   loops_.clear();
   rolling_ = form_ = prefix_ = 0;
   begin_ = position_;
@@ -67,28 +72,39 @@ void VaryingLoops::compare() {
   if (known == stretches.end()) {
     if (!loops_.empty()) stretches[stretches_++ % kStretches] = {form_, loops_};
   } else {
-    for (size_t k = 0; k < loops_.size(); ++k) {
-      auto& lengths = known->loops[k].lengths;
+    auto& loops = known->loops;
+    std::vector<uint64_t> vary;
+    for (size_t k = 0; k < loops.size(); ++k) {
+      auto& lengths = loops[k].lengths;
       const auto own = loops_[k].lengths[0];
       if (lengths.size() >= kLengths ||
           std::find(lengths.begin(), lengths.end(), own) != lengths.end())
         continue;
       lengths.push_back(own);
-      if (lengths.size() == kLengths) learn(loops_[k].point);
+      if (lengths.size() == kLengths) vary.push_back(loops[k].point);
     }
+    const bool stays = std::any_of(loops.begin(), loops.end(), [](const Loop& l) {
+      return l.period < kLeast && l.lengths.size() > 1;
+    });
+    if (!stays)
+      for (const auto point : vary) learn(point);
   }
 }
 
 // A loop has ended, after as many ops as had been there a round before. It is known by the least of its
-// windows that a round has once, wherever the rounds that were seen began.
+// windows that a round has once, wherever the rounds that were seen began. One that is cut already, as
+// another way through the same body was seen, needs no second cut.
 void VaryingLoops::end_run() {
-  const bool is_loop = period_ >= kLeast && run_ >= period_ && loops_.size() < kLoops;
+  const bool is_loop = period_ >= kShort && run_ >= period_ && loops_.size() < kLoops;
   const uint32_t period = period_, run = run_;
   period_ = run_ = 0;
   if (!is_loop) return;
-  const auto point = least_once(
-      period, [&](size_t k) { return tables_->windows[(position_ - 1 - k) & (kHistory - 1)]; });
-  loops_.push_back({point, {run}});
+  const auto window = [&](size_t k) {
+    return tables_->windows[(position_ - 1 - k) & (kHistory - 1)];
+  };
+  for (size_t k = 0; k < period; ++k)
+    if (is_point(window(k))) return;
+  loops_.push_back({least_once(period, window), period, {run}});
 }
 
 void VaryingLoops::learn(uint64_t window) {

@@ -1,7 +1,6 @@
-// Loops whose number of rounds varies from one read to the next, as those that decode texts of other
-// lengths. Recorded as a whole, each number of rounds is a program of its own; cut once a round, the
-// rounds share one. Not those of training: the rounds of a backward pass differ in what they add up, and
-// their parts were more programs than the whole steps.
+// Loops whose number of rounds varies from one read or optimizer step to the next, as those that decode
+// texts of other lengths, and of a recurrence and its backward pass. Recorded as a whole, each number of
+// rounds is a program of its own; cut once a round, the rounds share one.
 #pragma once
 
 #include <array>
@@ -17,7 +16,7 @@ class VaryingLoops {
   // Takes in an op, by a hash without its sizes, that was recorded. Whether the segment ends here.
   bool after_op(uint64_t op);
   // What was recorded since the last forced cut (a stretch) ended.
-  void forced_cut(bool at_optimizer_step);
+  void forced_cut();
 
  private:
   static constexpr size_t kHistory = 1 << 12;  // the longest period
@@ -26,9 +25,11 @@ class VaryingLoops {
   static constexpr size_t kPrefix = 16;        // ops by which a stretch with a cut point is known
   static constexpr size_t kLengths = 3;        // of a loop that varies
   static constexpr size_t kWays = 4;           // places that a window may have
-  // Ops of a round: sending a segment off costs as much as recording some 20 ops, and several rounds a
-  // segment would leave other rests.
+  // Ops of a round that is cut: sending a segment off costs as much as recording some 20 ops, and several
+  // rounds a segment would leave other rests. A stretch in which the length of a loop of shorter rounds
+  // varies stays whole: it is another program a length in any case.
   static constexpr size_t kLeast = 16;
+  static constexpr size_t kShort = 4;
 
   struct Seen {
     uint32_t tag = 0;
@@ -36,6 +37,7 @@ class VaryingLoops {
   };
   struct Loop {
     uint64_t point = 0;  // the window after which a round is cut
+    uint32_t period = 0;
     std::vector<uint32_t> lengths;
   };
   struct Stretch {
@@ -54,6 +56,7 @@ class VaryingLoops {
   };
 
   Seen& last_seen(uint64_t window);
+  bool is_point(uint64_t window) const;
   void end_run();
   void compare();
   void learn(uint64_t window);
