@@ -163,6 +163,7 @@ void divide_word(const Segment& s, const Node& node) {
       words.begin(), words.end(), [&](const Word& w) { return w.value == s.slots[joined]; });
   if (of == words.end()) return;
   std::vector<Word> apart;
+  apart.reserve(of->nodes.size());
   for (size_t i = 0; i < of->nodes.size(); ++i)
     apart.push_back({s.slots[refs[i]], {of->nodes[i]}, of->is_bad});
   g_pending += apart.size() - 1;

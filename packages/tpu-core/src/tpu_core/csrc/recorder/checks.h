@@ -20,10 +20,11 @@ int checks();
 const Layout& word_layout();
 // Makes one word of those of the segment that is about to be cut. Needs g_mutex.
 void close_checks(Trace& trace);
-// The words of a segment that runs in parts stay one an op: joining them would be another program for each
-// number of them. Takes the node that was to join them. Needs g_mutex.
-void divide_word(const Segment& s, const Node& node);
+// Whether `close_checks` made a node.
 bool joins_words(const Node& node);
+// Leaves the words that such a node was to join one an op, as where a segment runs in parts: joining them
+// would be another program for each number of them. Needs g_mutex.
+void divide_word(const Segment& s, const Node& node);
 // The recipe of a node that `close_checks` made is Python's to give. Needs the GIL.
 py::object plan_of(const Node& node);
 

@@ -20,7 +20,7 @@ class VaryingLoops {
 
  private:
   static constexpr size_t kHistory = 1 << 12;  // the longest period
-  static constexpr size_t kLoops = 8;          // of a stretch
+  static constexpr size_t kLoops = 16;         // of a stretch
   static constexpr size_t kStretches = 32;     // forms that are remembered
   static constexpr size_t kPrefix = 16;        // ops by which a stretch with a cut point is known
   static constexpr size_t kLengths = 3;        // of a loop that varies
