@@ -192,7 +192,7 @@ def test_an_index_out_of_range_is_still_refused():
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
-def test_words_of_any_number_of_checked_ops_are_combined_by_one_program():
+def test_words_of_any_number_of_checked_ops_are_joined_by_no_program():
     step = spectra(6)
     indices = torch.randint(9, (16, 5)).to("tpu")
 
@@ -209,8 +209,13 @@ def test_words_of_any_number_of_checked_ops_are_combined_by_one_program():
     compiles(step, [0] * (2 * LIMIT))
     compiles(run, [9, 10, 11, 12, 13])
     before = METRICS.snapshot()
-    assert compiles(run, [14, 15, 16]) == 0
-    assert METRICS.delta(before)["host_parts"] >= 3
+    assert compiles(run, [14, 15, 16, 4, 7]) == 0
+    assert METRICS.delta(before)["host_parts"] >= 5
+    indices[3] = 9  # of the fourth of seven ops, each with a word of its own
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        pieces(torch.rand(9, 3, device="tpu"), 7).cpu()
+    indices[3] = 8
+    run(7)  # said once
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
