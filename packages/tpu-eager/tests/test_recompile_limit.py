@@ -192,7 +192,7 @@ def test_an_index_out_of_range_is_still_refused():
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
-def test_words_of_any_number_of_checked_ops_are_joined_by_no_program():
+def test_words_of_any_number_of_checked_ops_are_combined_by_no_program():
     step = spectra(6)
     indices = torch.randint(9, (16, 5)).to("tpu")
 

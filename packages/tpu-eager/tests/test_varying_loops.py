@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -74,6 +74,21 @@ def test_as_many_rounds_each_time_are_one_program() -> None:
     assert METRICS.delta(before)["executions"] == 2
 
 
+def assert_later_steps_compile_nothing(
+    train: Callable[..., Iterator[object]], first: Sequence[int], later: Sequence[int]
+) -> None:
+    """Compare steps of these numbers of rounds with the CPU; the later ones compile nothing."""
+    on_cpu, on_device = train("cpu", *first, *later), train("tpu", *first, *later)
+
+    def check(steps: int) -> Iterator[None]:
+        for _ in range(steps):
+            assert_close(next(on_device), next(on_cpu), rtol=1e-4, atol=1e-5)
+            yield
+
+    compiled(check(len(first)))
+    assert not compiled(check(len(later)))
+
+
 def test_micro_batches_share_a_program() -> None:
     """Another number of micro-batches each step, whose gradients add up."""
 
@@ -90,16 +105,7 @@ def test_micro_batches_share_a_program() -> None:
             optimizer.zero_grad()
             yield weight.detach().cpu()
 
-    first, later = (3, 5, 4, 6, 7), (2, 9, 12, 8, 15, 10, 3, 11)
-    on_cpu, on_device = train("cpu", *first, *later), train("tpu", *first, *later)
-
-    def check(steps: int) -> Iterator[None]:
-        for _ in range(steps):
-            assert_close(next(on_device), next(on_cpu), rtol=1e-4, atol=1e-5)
-            yield
-
-    compiled(check(len(first)))
-    assert not compiled(check(len(later)))
+    assert_later_steps_compile_nothing(train, (3, 5, 4, 6, 7), (2, 9, 12, 8, 15, 10, 3, 11))
 
 
 def test_recurrences_of_any_length_share_programs_with_their_gradients() -> None:
@@ -122,12 +128,4 @@ def test_recurrences_of_any_length_share_programs_with_their_gradients() -> None
             yield [loss.detach().cpu(), *(p.detach().cpu() for p in model.parameters())]
 
     first, later = (3, 7, 5, 4, 8, 6, 12, 11), (9, 14, 10, 16, 13, 20, 15, 17)
-    on_cpu, on_device = train("cpu", *first, *later), train("tpu", *first, *later)
-
-    def check(steps: int) -> Iterator[None]:
-        for _ in range(steps):
-            assert_close(next(on_device), next(on_cpu), rtol=1e-4, atol=1e-5)
-            yield
-
-    compiled(check(len(first)))
-    assert not compiled(check(len(later)))
+    assert_later_steps_compile_nothing(train, first, later)

@@ -64,12 +64,12 @@ class Fit:
         self._inputs, self._origins = inputs, origins
         first = list(first)
         self._recordings, self._tensors = len(recordings), tensors
-        while (factor := self._assign(first, tensors)) is not None:
+        while (factor := self._assign(first)) is not None:
             first.append(factor)
         self.sizes = [self._known[seen] for seen in self._columns]
         self._numbers = Numbers(self._known, self.values, self.derive)
 
-    def _assign(self, first: Sequence[int], tensors: int | None) -> int | None:
+    def _assign(self, first: Sequence[int]) -> int | None:
         """Find the size of each integer.
 
         Returns:
@@ -79,7 +79,7 @@ class Fit:
         self.symbols: list[int] = []
         self.values: list[list[int]] = [[] for _ in range(self._recordings)]
         self._known: dict[tuple[int, ...], Size] = {}
-        columns = self._columns
+        columns, tensors = self._columns, self._tensors
         for position in first:
             self._known[columns[position]] = self._define(position, columns[position])
         for position, seen in enumerate(columns):

@@ -213,7 +213,7 @@ class RecompileLimit:
                 and all(_may_run_on_host(s, n) for n in nodes[i:j])
             ):
                 on_host[i:j] = [True] * (j - i)
-        # How many words of checks there are differs with the ops: they are joined by no program.
+        # How many words of checks there are differs with the ops: no program combines them.
         combines = [n.name == _COMBINE for n in nodes]
         kinds = list(zip(on_host, differs, combines))
         bounds = [i for i in range(len(nodes)) if i == 0 or kinds[i] != kinds[i - 1]]

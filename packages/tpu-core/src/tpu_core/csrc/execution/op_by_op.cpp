@@ -178,19 +178,19 @@ void run_in_pieces(Segment& s, const std::vector<Part>& parts) {
   const uint64_t first_launch = launches() + 1;
   const size_t count = parts.empty() ? s.nodes.size() : parts.size();
   const auto part_at = [&](size_t i) { return parts.empty() ? Part{i, i + 1, false} : parts[i]; };
-  const auto joins = [&](const Part& p) {
-    return p.end - p.begin == 1 && joins_words(s.nodes[p.begin]);
+  const auto combines = [&](const Part& p) {
+    return p.end - p.begin == 1 && combines_words(s.nodes[p.begin]);
   };
   const auto words = [&] {
     Lock lock(g_mutex, std::defer_lock);
     acquire(lock);
     for (size_t i = 0; i < count; ++i)
-      if (const Part p = part_at(i); joins(p)) divide_word(s, s.nodes[p.begin]);
+      if (const Part p = part_at(i); combines(p)) separate_words(s, s.nodes[p.begin]);
     return words_of(s);
   }();
   for (size_t i = 0; i < count; ++i) {
     const Part p = part_at(i);
-    if (joins(p)) continue;
+    if (combines(p)) continue;
     Segment part;
     Cut c;
     {
@@ -226,7 +226,7 @@ std::vector<std::pair<Hash128, uint32_t>> missing_pieces(const Segment& s) {
   Lock lock(g_mutex, std::defer_lock);
   acquire(lock);
   for (uint32_t i = 0; i < s.nodes.size(); ++i) {
-    if (joins_words(s.nodes[i])) continue;
+    if (combines_words(s.nodes[i])) continue;
     const auto key = missing_program(part_of(s, {i}));
     if (key && seen.insert(*key).second) missing.emplace_back(*key, i);
   }

@@ -151,16 +151,16 @@ void close_checks(Trace& trace) {
   ++g_pending;
 }
 
-bool joins_words(const Node& node) { return node.signature->kind == Signature::Kind::Combine; }
+bool combines_words(const Node& node) { return node.signature->kind == Signature::Kind::Combine; }
 
-void divide_word(const Segment& s, const Node& node) {
+void separate_words(const Segment& s, const Node& node) {
   TPU_ASSERT_LOCKED();
   const auto* refs = s.refs.data() + node.refs;
-  const auto joined = refs[node.operands];
-  if (joined == kNoSlot) return;
+  const auto combined_slot = refs[node.operands];
+  if (combined_slot == kNoSlot) return;
   auto& words = g_words.at(s.device);
   const auto of = std::find_if(
-      words.begin(), words.end(), [&](const Word& w) { return w.value == s.slots[joined]; });
+      words.begin(), words.end(), [&](const Word& w) { return w.value == s.slots[combined_slot]; });
   if (of == words.end()) return;
   std::vector<Word> apart;
   apart.reserve(of->nodes.size());
@@ -172,7 +172,7 @@ void divide_word(const Segment& s, const Node& node) {
 
 py::object plan_of(const Node& node) {
   auto& s = *node.signature;
-  if (joins_words(node) && !s.plan) s.plan = callback("combine_words")(node.operands);
+  if (combines_words(node) && !s.plan) s.plan = callback("combine_words")(node.operands);
   return s.plan ? s.plan : py::object(py::none());
 }
 

@@ -21,10 +21,10 @@ const Layout& word_layout();
 // Makes one word of those of the segment that is about to be cut. Needs g_mutex.
 void close_checks(Trace& trace);
 // Whether `close_checks` made a node.
-bool joins_words(const Node& node);
-// Leaves the words that such a node was to join one an op, as where a segment runs in parts: joining them
-// would be another program for each number of them. Needs g_mutex.
-void divide_word(const Segment& s, const Node& node);
+bool combines_words(const Node& node);
+// Leaves the words that such a node was to combine one an op, as where a segment runs in parts: combining
+// them would be another program for each number of them. Needs g_mutex.
+void separate_words(const Segment& s, const Node& node);
 // The recipe of a node that `close_checks` made is Python's to give. Needs the GIL.
 py::object plan_of(const Node& node);
 
