@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -54,10 +54,19 @@ class Refused(Exception):
             error.add_note(f"PyTorch refuses this call: {op} outside of the capture says why.")
             raise
         except _ERRORS as error:
-            # PyTorch's error for the user's call, without the frames below it. A kernel names its
-            # device there: `"bitwise_and_cpu" not implemented for 'Float'`.
-            own = [a.replace('_cpu"', '_tpu"') if isinstance(a, str) else a for a in error.args]
-            raise type(error)(*own) from None
+            # PyTorch's error for the user's call, without the frames below it.
+            raise of_device(error) from None
+
+
+_Error = TypeVar("_Error", bound=Exception)
+
+
+def of_device(error: _Error) -> _Error:
+    """An error of a CPU kernel with the device's name where the kernel has its own:
+    `"bitwise_and_cpu" not implemented for 'Float'`.
+    """
+    own = [a.replace('_cpu"', '_tpu"') if isinstance(a, str) else a for a in error.args]
+    return type(error)(*own)
 
 
 def check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
@@ -124,10 +133,8 @@ def _fails(
         # `"bitwise_and_cpu" not implemented for 'Float'` is a mistake; for a dtype that the CPU
         # alone does not have, or an op that it does not have, it is none.
         text = str(error)
-        mistake = any(words in text for words in _MISTAKES)
-        # Not of 'ComplexHalf', which XLA has not either.
-        lacks = any(f"'{name}" in text for name in _CPU_LACKS) and not has_no_more(op)
-        return True if mistake and not lacks else None
+        lacks_dtype = any(name in text for name in _CPU_LACKS) and not has_no_more(op)
+        return None if lacks_dtype or lacks_kernel(error) else True
     except _ERRORS:
         return True
     return False
@@ -146,18 +153,22 @@ def _draws_restored(op: torch._ops.OpOverload) -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-_MISTAKES = (
-    "not implemented for",
-    "not supported for complex types",
-    "not intended to support complex numbers",
-    # RuntimeErrors before torch 2.15.
-    "with a bool tensor is not supported",
-    "could not infer output dtype",
-    "Expected both inputs to be",
-    "doesn't support tensors of type",
+# Names of dtypes, as messages have them: 'Half', or of torch 2.15 "Got Half".
+_CPU_LACKS = tuple(
+    before + name
+    for before in ("'", "Got ")
+    for name in ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 )
 
-_CPU_LACKS = ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
+# What PyTorch's dispatcher says of an op, and our own CPU kernels of one.
+_NO_KERNEL = ("Could not run", "no fallback function is registered", "the CPU has no kernel")
+
+
+def lacks_kernel(error: NotImplementedError) -> bool:
+    """Return whether an error of the CPU says that it does not have the op, and not that the op
+    does not take such arguments, for which torch 2.15 has the same class.
+    """
+    return any(words in str(error) for words in _NO_KERNEL)
 
 
 def has_no_more(op: torch._ops.OpOverload) -> bool:

@@ -14,7 +14,7 @@ from tpu_core.config import config
 from tpu_core.errors import FallbackError, FallbackWarning, UnsupportedOpError
 from tpu_core.logs import warn_at
 from tpu_core.metrics import METRICS
-from tpu_core.recorder.error_parity import Copies
+from tpu_core.recorder.error_parity import Copies, lacks_kernel, of_device
 from tpu_core.recorder.functional_variants import overload_name, written_arguments
 
 
@@ -45,6 +45,8 @@ def run_on_cpu(
     except NotImplementedError as error:
         if target is not None:
             raise
+        if not lacks_kernel(error):
+            raise of_device(error) from None
         own = "Register a lowering (tpu_core.extend.register), or a CPU kernel (torch.library)."
         raise UnsupportedOpError(
             f"{name} has no lowering, no decomposition and no CPU kernel.",

@@ -12,6 +12,7 @@ from tpu_core import _C
 from tpu_core.config import config
 from tpu_core.errors import FallbackError, UnsupportedOpError
 from tpu_core.recorder import fallback
+from tpu_core.recorder.error_parity import lacks_kernel, of_device
 from tpu_core.recorder.functional_variants import overload_name, written_arguments
 
 
@@ -54,6 +55,8 @@ def run(
     try:
         result = op(*tree_map(to_host, args), **tree_map(to_host, kwargs))
     except NotImplementedError as error:
+        if not lacks_kernel(error):
+            raise of_device(error) from None
         raise UnsupportedOpError(
             f"{name} has no kernel for sparse tensors on device 'tpu' or the CPU.",
             line=line,
