@@ -160,8 +160,13 @@ _CPU_LACKS = tuple(
     for name in ("Half", "BFloat16", "Float8", "UInt16", "UInt32", "UInt64")
 )
 
-# What PyTorch's dispatcher says of an op, and our own CPU kernels of one.
-_NO_KERNEL = ("Could not run", "no fallback function is registered", "the CPU has no kernel")
+# What PyTorch's dispatcher says of an op, its kernels of ops for other backends, and our own ones.
+_NO_KERNEL = (
+    "Could not run",
+    "no fallback function is registered",
+    "please use TORCH_LIBRARY_IMPL",
+    "the CPU has no kernel",
+)
 
 
 def lacks_kernel(error: NotImplementedError) -> bool:
