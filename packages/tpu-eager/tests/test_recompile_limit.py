@@ -18,6 +18,7 @@ from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
 from tpu_core.runtime import initialize
 from tpu_eager.bucketing import host_runs, policy, recompile_limit, small_reads
+from tpu_eager.bucketing.line_programs import LinePrograms
 from tpu_eager.fused import bucketed
 
 LIMIT = 4  # so that tests are short
@@ -144,10 +145,10 @@ def test_a_much_longer_loop_is_not_compiled_at_its_first_time():
 
 
 def test_buckets_of_sizes_count_as_few_programs():
-    site = recompile_limit._Site()
-    site.forms.update({"padded": 5, "exact": 5})
-    site.padded.add("padded")
-    assert recompile_limit._count(site) == 5 + 2
+    line = LinePrograms()
+    line.forms.update({"padded": 5, "exact": 5})
+    line.padded.add("padded")
+    assert line.count() == 5 + 2
 
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")

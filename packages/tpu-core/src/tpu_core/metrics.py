@@ -33,8 +33,8 @@ COUNTERS: dict[str, str] = {
     "pieces": "Those of them that were a single op of a segment whose own program was not there.",
     "padded_executions": "Those of them that ran on padded arrays, for sizes that vary.",
     "padding_copies": "Inputs of those that were copied to the host and back, for other padding.",
-    "host_parts": "Parts of segments that differ in each step, and few ops before a read, run by "
-    "CPU kernels: each would be a program to compile.",
+    "host_parts": "Parts of segments that differ in each step, few ops before a read, new sizes: "
+    "run by CPU kernels, as each would be a program to compile.",
     "host_part_seconds": "Seconds they took, copies and waiting included.",
     "outlines": "Forms of ops traced to see whether padded arrays serve a new size.",
     "host_ops": "Ops run at once by PyTorch's CPU kernels, on the CPU platform.",

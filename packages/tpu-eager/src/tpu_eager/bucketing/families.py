@@ -70,6 +70,35 @@ class Families:
         self._padded.observe(family.bucketed, s)
         self._bound(s)
 
+    @_locked
+    def is_new(self, s: Segment) -> bool:
+        """Return whether nothing is known of the sizes of a segment's form."""
+        self._read()
+        return self._key(s) not in self._families
+
+    @_locked
+    def learn(self, s: Segment) -> bool:
+        """Take note of the sizes of a segment that no program serves.
+
+        Returns:
+            Whether they are new to its form: its first ones, or others than those known so far had
+            let expect.
+        """
+        self._read()
+        family = self._families.get(self._key(s))
+        if family is None:
+            self.observe(s)
+            return True
+        bucketed = family.bucketed
+        integers = self._padded.integers(s)
+        if family.promotion.own(s.key) or bucketed.refusal:
+            return False
+        if bucketed.solve(s, integers, learns=False) is not None:
+            return False
+        if bucketed.solve(s, integers) is not None:
+            return True
+        return self._divide(s, family) and self.learn(s)
+
     def _read(self) -> None:
         unread, self._unread = self._unread, []
         for s, program in unread:

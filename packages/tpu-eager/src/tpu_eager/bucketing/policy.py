@@ -9,7 +9,9 @@ from tpu_core.errors import RecompileLimitWarning
 from tpu_core.extend import BuildContext, Program, ProgramProvider, ProgramRequest, Segment
 from tpu_eager.bucketing.families import Families
 from tpu_eager.bucketing.host_runs import HostRuns
-from tpu_eager.bucketing.recompile_limit import PART, Part, RecompileLimit
+from tpu_eager.bucketing.line_programs import PART
+from tpu_eager.bucketing.new_sizes import NewSizes
+from tpu_eager.bucketing.recompile_limit import Part, RecompileLimit
 from tpu_eager.bucketing.small_reads import SmallReads
 from tpu_eager.costs import compile_seconds, host_seconds
 
@@ -32,6 +34,7 @@ class Bucketed(ProgramProvider):
         self._small = SmallReads()
         self._parts = HostRuns()
         self._families = Families(context, lambda s, op: self.limit.refused(s, op))
+        self._new_sizes = NewSizes(context, self.limit, self._families)
         context.on_program.append(lambda s: self.limit.made(s))
 
     def provide(self, request: ProgramRequest) -> Program | list[Part] | None:
@@ -45,14 +48,20 @@ class Bucketed(ProgramProvider):
                 return [(0, len(s.nodes), True)]
         if may_be_parts and s.cut == PART and self._part_by_cpu_kernels(s):
             return [(0, len(s.nodes), True)]
-        if not may_be_parts or not self.limit.is_reached(s, self._families.form(s)):
+        form = self._families.form(s)
+        if may_be_parts and self.limit.is_reached(s, form):
+            return self._serve_beyond_limit(request)
+        padded = self._families.serve(s, arrays, compiles=not may_be_parts)
+        if padded is None and may_be_parts:
+            is_new = self._families.is_new(s)
+            if parts := self._new_sizes.by_cpu_kernels(s):
+                return parts
+            if is_new and self.limit.is_much_larger(s, form):
+                return self._serve_beyond_limit(request)
             padded = self._families.serve(s, arrays)
-            if padded is not None:
-                self.limit.padded(s, self._families.form(s))
-            return padded
-        # Beyond the limit one program for many sizes is wanted, not one for each op and size.
-        request.may_wait = False
-        return self._serve_beyond_limit(s, arrays)
+        if padded is not None:
+            self.limit.padded(s, form)
+        return padded
 
     def serves(self, piece: Segment) -> bool:
         """Return whether a program on padded arrays serves one op."""
@@ -66,7 +75,10 @@ class Bucketed(ProgramProvider):
         """Take note of a segment that runs as it was recorded."""
         self._families.remember(segment, program)
 
-    def _serve_beyond_limit(self, s: Segment, arrays: list[Any]) -> Program | list[Part] | None:
+    def _serve_beyond_limit(self, request: ProgramRequest) -> Program | list[Part] | None:
+        # One program for many sizes is wanted, not one for each op and size.
+        request.may_wait = False
+        s, arrays = request.segment, request.arrays
         padded = self._families.serve(s, arrays, compiles=False)
         if padded is not None:
             return padded
