@@ -18,6 +18,7 @@ from tpu_core.cache.tiers import TieredStore
 from tpu_core.compiler import cross_compile, dumps
 from tpu_core.compiler import segment as segments
 from tpu_core.compiler.host_parts import may_run_on_host
+from tpu_core.compiler.memory_maps import MemoryMaps
 from tpu_core.compiler.programs import (
     Program,
     compiling_is_allowed,
@@ -61,6 +62,7 @@ class BuildContext:
         self.on_program: list[Callable[[Segment], None]] = []
         self._reasons = Reasons()
         self._compiles = InterruptibleCalls("tpu compile")
+        self._maps = MemoryMaps()
 
     @property
     def may_compile(self) -> bool:
@@ -166,7 +168,8 @@ class BuildContext:
             check: Called with a new one; what it raises keeps it out of the cache.
 
         Raises:
-            CompilationError: A lowering or XLA failed; the error names op and line.
+            CompilationError: A lowering or XLA failed, where the error names op and line, or there
+                are too many programs.
             RecompilationError: It would have to be compiled, and that is forbidden.
         """
         if (cross := cross_compile.active()) is not None:
@@ -176,6 +179,7 @@ class BuildContext:
         large = len(s.nodes) >= _LARGE
         if large:
             give_back_free_memory()
+        self._maps.check(s.last_line)
         executable = self._from_disk(key, device)
         source: Source = "disk"
         if executable is None:

@@ -185,7 +185,8 @@ class CompilationError(TpuError):
 
     **How it happens.** The StableHLO of a segment uses something the platform does not implement,
     or XLA has a bug. The message names the op, its shapes and the line where they are known, and
-    XLA's own text.
+    XLA's own text. On the CPU platform a process with some twenty thousand programs has no memory
+    maps for more, and says so.
 
     ```console
     CompilationError: [TPU1008] XLA could not compile a program: UNIMPLEMENTED: ...
