@@ -42,8 +42,11 @@ class MemoryMaps:
         self._programs += 1
         if self._programs % _EVERY:
             return
-        maps, limit = _number(), _limit()
-        if maps is None or limit is None or maps <= limit - _LEFT:
+        try:
+            maps, limit = _MAPS.read_bytes().count(b"\n"), int(_LIMIT.read_text())
+        except OSError:  # no Linux, and no such limit that could be read
+            return
+        if maps <= limit - _LEFT:
             return
         self._programs -= 1  # the next program is refused as well
         raise CompilationError(
@@ -53,17 +56,3 @@ class MemoryMaps:
             remedy="Raise the limit (sysctl -w vm.max_map_count=1000000), or have fewer programs: "
             "torch.tpu.compile_report() says why there are many.",
         )
-
-
-def _number() -> int | None:
-    try:
-        return _MAPS.read_bytes().count(b"\n")
-    except OSError:  # not Linux
-        return None
-
-
-def _limit() -> int | None:
-    try:
-        return int(_LIMIT.read_text())
-    except (OSError, ValueError):
-        return None
