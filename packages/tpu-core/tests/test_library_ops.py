@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tpu_core import extend
+
 KEPT: list[Tensor] = []
 
 
@@ -48,12 +50,25 @@ KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
+CALLED: list[Tensor] = []
+
+
+def only_for_devices(x: Tensor, dim: int = 9) -> Tensor:
+    CALLED.append(x)
+    raise NotImplementedError("this op is for devices")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[None]:
     made = torch.library.Library("tpu_test_library", "DEF")
     for schema, kernel in KERNELS.items():
         made.define(schema)
         made.impl(schema.split("(")[0], kernel, "CPU")
+    made.define("lowered(Tensor self, int dim=9) -> Tensor")
+    made.impl("lowered", only_for_devices, "CPU")
+    made.impl("lowered", lambda x, dim=9: torch.empty_like(x), "Meta")
+    extend.register("tpu_test_library.lowered.default", lambda x, dim=9: x * dim)
+    extend.record_op("tpu_test_library::lowered")
     yield
     KEPT.clear()
 
@@ -121,3 +136,10 @@ def test_the_host_tier_copies_nothing(host: None) -> None:
     before = torch.tpu.metrics()["fallbacks"]
     assert ops.neg(x).tolist() == [-1, -1, -1]
     assert torch.tpu.metrics()["fallbacks"] == before
+
+
+def test_an_op_with_a_lowering_is_not_tried_on_the_cpu() -> None:
+    # 9 is no dim of a vector, which would be a reason to ask the CPU's kernel of an ATen op.
+    assert ops.lowered(torch.ones(2, device="tpu")).tolist() == [9, 9]
+    assert ops.lowered(torch.ones(2, device="tpu"), 3).tolist() == [3, 3]
+    assert not CALLED

@@ -4,6 +4,9 @@ PyTorch's meta functions find most mistakes, but word some of them differently f
 and let a few pass. So where a meta function complains, and for suspicious calls
 (`tpu_core.recorder.suspicions`), the op is tried on the CPU with placeholders of the same geometry.
 
+Only ops of PyTorch are tried: a kernel of another library may do more than compute, and refuse
+the CPU as such.
+
 No error is raised from what a placeholder holds. A call that passes with one kind of placeholder is
 no mistake of its arguments. One that fails with all of them is `Refused`: it runs on the CPU with
 the real values, which raises PyTorch's error or has a result.
@@ -77,15 +80,19 @@ def check(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequen
         target: The overload that the CPU has in its place.
         args: Its arguments, on device ``tpu``.
     """
-    if size_of(args) <= _MOST_BYTES and fails(op, target, args):
+    if _is_tried(op, args) and fails(op, target, args):
         raise Refused(target) from None
 
 
 def doubt(op: torch._ops.OpOverload, target: torch._ops.OpOverload, args: Sequence[Any]) -> None:
     """Raise `Refused` for a call that the meta function refuses, if the CPU has the op."""
     convert = MetaReplicas("cpu", _FILLS[0])
-    if size_of(args) <= _MOST_BYTES and _fails(op, target, args, convert) is not None:
+    if _is_tried(op, args) and _fails(op, target, args, convert) is not None:
         raise Refused(target) from None
+
+
+def _is_tried(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    return op.namespace == "aten" and size_of(args) <= _MOST_BYTES
 
 
 def fails(
