@@ -38,3 +38,30 @@ def run(device: str, weighted: bool, **options: Any) -> list[torch.Tensor]:
 def test_values_and_gradients(weighted: bool, options: dict[str, Any]) -> None:
     for got, want in zip(run("tpu", weighted, **options), run("cpu", weighted, **options)):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.usefixtures("every_tier")
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("padding_idx", [-1, 4])
+@pytest.mark.parametrize("include_last_offset", [False, True])
+@pytest.mark.parametrize("name", ["_embedding_bag", "_embedding_bag_forward_only"])
+def test_what_is_kept_for_the_gradient(
+    name: str, include_last_offset: bool, padding_idx: int, mode: int
+) -> None:
+    op = getattr(torch.ops.aten, name)
+    table = torch.arange(30.0).view(10, 3)
+    want, got = (
+        op(
+            *(x.to(d) for x in (table, INDICES, OFFSETS)),
+            False,
+            mode,
+            False,
+            None,
+            include_last_offset,
+            padding_idx,
+        )
+        for d in ("cpu", "tpu")
+    )
+    for w, g in zip(want, got, strict=True):
+        assert g.dtype == w.dtype
+        torch.testing.assert_close(g.cpu(), w)

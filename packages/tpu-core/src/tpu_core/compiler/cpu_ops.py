@@ -118,7 +118,27 @@ def _arange(*, start: float, step: float, **given: torch.Tensor) -> torch.Tensor
     return (kind(start) + index * kind(step)).to(out.dtype)
 
 
+def _ctc_loss(*, lengths: torch.Tensor, **given: Any) -> Any:
+    inputs, targets = lengths.tolist()
+    loss, log_alpha = torch.ops.aten._ctc_loss.default(
+        input_lengths=inputs, target_lengths=targets, zero_infinity=False, **given
+    )
+    # The kernel leaves memory beyond the lengths as it was.
+    for alpha, steps, labels in zip(log_alpha, inputs, targets):
+        alpha[steps:] = alpha[:, 2 * labels + 1 :] = float("-inf")
+    return loss, log_alpha
+
+
+def _ctc_loss_backward(*, lengths: torch.Tensor, **given: Any) -> torch.Tensor:
+    inputs, targets = lengths.tolist()
+    return torch.ops.aten._ctc_loss_backward.default(
+        input_lengths=inputs, target_lengths=targets, **given
+    )
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten._native_batch_norm_legit_functional.default": _batch_norm,
     "tpu.arange.default": _arange,
+    "tpu.ctc_loss.default": _ctc_loss,
+    "tpu.ctc_loss_backward.default": _ctc_loss_backward,
 }

@@ -142,6 +142,8 @@ def ctc_loss(
     zero = jnp.zeros((), x.dtype)
     empty = jnp.where(target_lengths == 0, zero, jnp.full((), np.inf, x.dtype))
     loss = jnp.where(input_lengths == 0, empty, -likelihood)
+    active = lax.iota(np.int32, x.shape[0])[:, None] < input_lengths[None]
+    alpha = jnp.where(active[:, :, None] & used[None], alpha, off)
     return loss, lax.transpose(alpha, (1, 0, 2))
 
 

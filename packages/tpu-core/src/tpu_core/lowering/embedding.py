@@ -143,12 +143,19 @@ def embedding_bag(
         picked = cast(picked, wide)
         if per_sample_weights is not None:
             picked = picked * cast(per_sample_weights, wide)[:, None]
-        result = scatter_slices(
-            jnp.zeros((num_bags, width), wide), (0,), [target], picked, 0, "add"
-        )
+        added = target
+        if include_last_offset and padding_idx < 0 and weight.dtype != np.float64:
+            # The CPU's kernel for these counts indices after the last offset, and does not add
+            # them.
+            is_before = lax.iota(np.int32, count) < cast(offsets[num_bags], np.int32)
+            added = jnp.where(is_before, target, cast(num_bags, np.int32))
+        result = scatter_slices(jnp.zeros((num_bags, width), wide), (0,), [added], picked, 0, "add")
         if mode == _MEAN:
             result = result / cast(jnp.maximum(size, np.int32(1)), wide)[:, None]
-        winners = jnp.zeros((0,), indices.dtype)
+        # As the CPU's: a sum of floats counts nothing.
+        winners = size if mode == _MEAN else jnp.zeros(out[3].shape, np.int32)
+        if mode == _SUM:
+            size = jnp.zeros_like(size)
     return (
         result,
         _fit(bag, out[1].shape),

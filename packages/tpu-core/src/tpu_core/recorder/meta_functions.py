@@ -174,6 +174,30 @@ def _jagged_rows(padded: Any, offsets: Any, count: int) -> Any:
     return padded.new_empty(count, *padded.shape[2:])
 
 
+_FAST_SUM = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _embedding_bag(op: torch._ops.OpOverload) -> Any:
+    """That of PyTorch has a GPU's geometry of what is kept for the gradient."""
+    names = [a.name for a in op._schema.arguments]
+    defaults = [a.default_value for a in op._schema.arguments]
+    is_forward_only = "forward_only" in op.name()
+
+    def bags(*args: Any) -> Any:
+        given = dict(zip(names, (*args, *defaults[len(args) :])))
+        result, bag_of_index, _, largest = op(*args)
+        weight, offsets, mode = given["weight"], given["offsets"], given["mode"]
+        scale = given["per_sample_weights"]
+        is_fast = weight.dtype in _FAST_SUM and weight.stride(1) == 1 and given["padding_idx"] < 0
+        if mode == 0 and is_fast and (scale is None or scale.stride(0) == 1):
+            bag_of_index = bag_of_index.new_empty(0)
+        count = offsets if is_forward_only and mode == 0 else result
+        sizes = offsets.new_empty(count.size(0))
+        return result, bag_of_index, sizes, largest if mode == 2 else torch.empty_like(sizes)
+
+    return bags
+
+
 def _like(index: int) -> Any:
     """The result has the geometry and dtype of the argument at ``index``."""
     return lambda *args: torch.empty_like(args[index])
@@ -207,6 +231,10 @@ META_FUNCTIONS = {
     "aten.batch_norm_elemt.default": _like(0),
     "aten.batch_norm_backward_reduce.default": _batch_norm_backward_reduce,
     "aten.batch_norm_backward_elemt.default": _like(1),
+    **{
+        f"aten.{op}.default": _embedding_bag(getattr(torch.ops.aten, op).default)
+        for op in ("_embedding_bag", "_embedding_bag_forward_only")
+    },
     "aten.multi_margin_loss_backward.default": _like(1),
     "aten.multilabel_margin_loss_backward.default": _like(1),
     "aten.fractional_max_pool3d_backward.default": _like(1),

@@ -19,7 +19,7 @@ from tpu_eager.costs import compile_seconds, host_seconds
 
 _SEVERAL = 2  # forms after which ops are likely to have others
 _RUNS = 5  # of a form before it has a program that may be for relations by chance
-_LEAST_OPS = 16  # whose program takes much longer than a few runs
+_LEAST_OPS = 8  # whose program takes much longer than a few runs
 
 
 class NewSizes:
