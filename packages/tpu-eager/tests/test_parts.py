@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +17,7 @@ from tpu_core import modes
 from tpu_core.config import override
 from tpu_core.metrics import METRICS
 from tpu_core.runtime import initialize
-from tpu_eager.bucketing import host_runs, policy, recompile_limit, small_reads
+from tpu_eager.bucketing import host_runs, new_sizes, policy, small_reads
 from tpu_eager.fused import bucketed
 
 LIMIT = 4  # so that tests are short
@@ -30,7 +32,10 @@ pytestmark = [
 def fused(monkeypatch):
     monkeypatch.setattr(small_reads, "OPS", 0)  # the segments here end in reads, and are small
     provider = initialize().builder.provider(bucketed)
-    provider.limit, provider._parts = recompile_limit.RecompileLimit(), host_runs.HostRuns()
+    monkeypatch.setattr(provider.limit, "_lines", OrderedDict())
+    monkeypatch.setattr(provider, "_parts", host_runs.HostRuns())
+    # Sizes that are new to their form have programs at once: the limit is reached in few steps.
+    monkeypatch.setattr(new_sizes, "_LEAST_OPS", sys.maxsize)
     with modes.using("fused"), override(recompile_limit=LIMIT):
         yield
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +19,7 @@ from tpu_core.config import override
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
 from tpu_core.runtime import initialize
-from tpu_eager.bucketing import host_runs, policy, recompile_limit, small_reads
+from tpu_eager.bucketing import host_runs, new_sizes, policy, recompile_limit, small_reads
 from tpu_eager.bucketing.line_programs import LinePrograms
 from tpu_eager.fused import bucketed
 
@@ -53,10 +55,13 @@ def spectra(seed: int) -> Callable[[int], None]:
 
 
 @pytest.fixture(autouse=True)
-def no_sites() -> None:
+def no_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the lines of one test have compiled is nothing to another."""
     provider = initialize().builder.provider(bucketed)
-    provider.limit, provider._parts = recompile_limit.RecompileLimit(), host_runs.HostRuns()
+    monkeypatch.setattr(provider.limit, "_lines", OrderedDict())
+    monkeypatch.setattr(provider, "_parts", host_runs.HostRuns())
+    # Sizes that are new to their form have programs at once: the limit is reached in few steps.
+    monkeypatch.setattr(new_sizes, "_LEAST_OPS", sys.maxsize)
 
 
 def test_what_cannot_be_padded_runs_by_cpu_kernels():

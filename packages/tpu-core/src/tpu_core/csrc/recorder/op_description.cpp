@@ -3,8 +3,12 @@
 #include "runtime/locks.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -15,7 +19,30 @@ using Descriptions = std::unordered_map<std::string, std::unique_ptr<OpDescripti
 // Never destroyed, as it holds Python objects: static destructors run after the interpreter's end.
 auto& g_descriptions = *new Guarded<Descriptions>;
 
+// Descriptions asked for lately, by the address of the overload's name, of which another may take the place.
+constexpr size_t kLately = 256;
+std::array<std::atomic<const OpDescription*>, kLately> g_lately{};
+
+bool has_name(const OpDescription& d, const c10::OperatorName& n) {
+  const std::string_view full = d.name, overload = n.overload_name;
+  if (full.compare(0, n.name.size(), n.name) != 0) return false;
+  const auto rest = full.substr(n.name.size());
+  return overload.empty() ? rest.empty()
+                          : !rest.empty() && rest[0] == '.' && rest.substr(1) == overload;
+}
+
 }  // namespace
+
+const OpDescription* known_description(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  auto& lately = g_lately[(reinterpret_cast<uintptr_t>(&name) >> 6) % kLately];
+  const auto* d = lately.load(std::memory_order_acquire);
+  if (!d || !has_name(*d, name)) {
+    d = describe_op(op);
+    lately.store(d, std::memory_order_release);
+  }
+  return d;
+}
 
 OpDescription* describe_op(const c10::OperatorHandle& op) {
   const auto name = c10::toString(op.operator_name());
