@@ -54,6 +54,9 @@ CALLED: list[Tensor] = []
 
 
 def only_for_devices(x: Tensor, dim: int = 9) -> Tensor:
+    """A kernel that refuses the CPU as such, as those of `tpu_kernels.jax_op` do without ``cpu=``:
+    what is tested is that the device does not take this for an error of the user's call.
+    """
     CALLED.append(x)
     raise NotImplementedError("this op is for devices")
 
