@@ -95,7 +95,7 @@ void register_overloads(const std::vector<std::string>& names) {
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  record(*known_description(op), op, stack);
+  record(*describe_op(op), op, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

@@ -19,9 +19,10 @@ using Descriptions = std::unordered_map<std::string, std::unique_ptr<OpDescripti
 // Never destroyed, as it holds Python objects: static destructors run after the interpreter's end.
 auto& g_descriptions = *new Guarded<Descriptions>;
 
-// Descriptions asked for lately, by the address of the overload's name, of which another may take the place.
+// Descriptions asked for lately, by the address of the overload's name, of which another may take the place:
+// the kernel of many overloads asks in each call, and the text of a name takes half a microsecond.
 constexpr size_t kLately = 256;
-std::array<std::atomic<const OpDescription*>, kLately> g_lately{};
+std::array<std::atomic<OpDescription*>, kLately> g_lately{};
 
 bool has_name(const OpDescription& d, const c10::OperatorName& n) {
   const std::string_view full = d.name, overload = n.overload_name;
@@ -31,20 +32,7 @@ bool has_name(const OpDescription& d, const c10::OperatorName& n) {
                           : !rest.empty() && rest[0] == '.' && rest.substr(1) == overload;
 }
 
-}  // namespace
-
-const OpDescription* known_description(const c10::OperatorHandle& op) {
-  const auto& name = op.operator_name();
-  auto& lately = g_lately[(reinterpret_cast<uintptr_t>(&name) >> 6) % kLately];
-  const auto* d = lately.load(std::memory_order_acquire);
-  if (!d || !has_name(*d, name)) {
-    d = describe_op(op);
-    lately.store(d, std::memory_order_release);
-  }
-  return d;
-}
-
-OpDescription* describe_op(const c10::OperatorHandle& op) {
+OpDescription* described(const c10::OperatorHandle& op) {
   const auto name = c10::toString(op.operator_name());
   {
     const auto known = g_descriptions.lock();
@@ -88,6 +76,19 @@ OpDescription* describe_op(const c10::OperatorHandle& op) {
   d->handler = info["handler"];
   // Where another thread was first, `d` is destroyed without the lock, but with the GIL.
   return g_descriptions.lock()->try_emplace(name, std::move(d)).first->second.get();
+}
+
+}  // namespace
+
+OpDescription* describe_op(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  auto& lately = g_lately[(reinterpret_cast<uintptr_t>(&name) >> 6) % kLately];
+  auto* d = lately.load(std::memory_order_acquire);
+  if (!d || !has_name(*d, name)) {
+    d = described(op);
+    lately.store(d, std::memory_order_release);
+  }
+  return d;
 }
 
 }  // namespace tpu

@@ -78,8 +78,6 @@ struct OpDescription {
 };
 
 OpDescription* describe_op(const c10::OperatorHandle& op);
-// The same for a kernel of many overloads: one that was asked for lately costs no text of its name.
-const OpDescription* known_description(const c10::OperatorHandle& op);
 
 // The description of a kernel's overload, asked for on its first call. Threads may make that call at once,
 // and get the same.
