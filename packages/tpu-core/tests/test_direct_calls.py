@@ -143,3 +143,43 @@ def test_windows_that_move_are_ops_of_one_segment(
     if "restless" in request.node.callspec.id:
         assert made["executions"] >= 6
     assert made["compiles"] <= 2
+
+
+def comparable(device: str) -> list[torch.Tensor]:
+    x = torch.tensor([1.0, float("nan"), 3.0]).to(device)
+    counted = torch.arange(3).to(device)
+    square = torch.arange(9.0).view(3, 3).to(device)
+    z = torch.tensor([1 + 2j, 3 - 1j, 0j]).to(device)
+    ones = torch.ones(3, device=device)
+    large = torch.full((3,), 2**53 + 1, device=device)
+    return [
+        *(x, x.clone(), x[1:], counted, counted.float(), counted.half(), counted.bool()),
+        *(z, z.conj(), z.conj().clone(), z.imag, z.conj().imag, z.imag.neg()),
+        *(square, square.t(), square.t().contiguous(), ones, ones[:1].expand(3), ones[0]),
+        *(large, large.double(), ones[:0], ones.clone().requires_grad_()),
+    ]
+
+
+def test_equal() -> None:
+    ours, theirs = comparable("tpu"), comparable("cpu")
+    for i in range(len(ours)):
+        found = [torch.equal(ours[i], t) for t in ours]
+        assert found == [torch.equal(theirs[i], t) for t in theirs], i
+
+
+def selected(device: str) -> list[torch.Tensor]:
+    x = torch.linspace(-2, 2, 24).view(4, 6).to(device).requires_grad_()
+    found = []
+    for i in range(8):
+        y = (x * (i % 3 + 1)).tanh() + 0.5
+        places = (y > 0).nonzero()  # no program has it: the host runs it between two
+        kept = y[y > 0.2].square()
+        (gradient,) = torch.autograd.grad(kept.sum(), x)
+        last = torch.arange(i, i + 4, device=device) * places[:4, 1]
+        found += [places.cpu(), kept.detach().cpu(), gradient.cpu(), last.cpu()]
+    return found
+
+
+def test_ops_that_no_program_has_between_programs() -> None:
+    for ours, theirs in zip(selected("tpu"), selected("cpu"), strict=True):
+        assert_close(ours, theirs)

@@ -39,12 +39,14 @@ bool is_plain_value(const at::Tensor& t, const Value& v) {
   return differs == 0;
 }
 
+bool is_recordable(const OpDescription& d) { return !d.handler || d.handler.is_none(); }
+
 bool is_direct(const OpDescription& d) {
   const int known = d.direct.load(std::memory_order_acquire);
   if (known >= 0) return known != 0;
-  const bool is_recordable = !d.handler || d.handler.is_none();
-  const bool found = is_recordable && (d.random || (host_kernel(d) && d.chance < 0)) &&
-      !d.is_unfit_for_host && keeps_geometry(d.op);
+  const bool has_kernel = host_kernel(d) && d.chance < 0 && (is_recordable(d) || !d.is_foreign);
+  const bool has_function = is_recordable(d) && (d.random || d.function);
+  const bool found = (has_kernel || has_function) && !d.is_unfit_for_host && keeps_geometry(d.op);
   d.direct.store(found, std::memory_order_release);
   return found;
 }
@@ -56,8 +58,10 @@ DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args, bool tak
   if (tiers() == Tiers::Compiled || !is_direct(d) || in_bad_fork() || is_profiling() ||
       any_captures())
     return;
-  if (d.random) function_ = takes_functions ? host_draw(d, args) : nullptr;
-  if (d.random && !function_) return;
+  if (d.random || d.function) {
+    function_ = takes_functions ? function_of_call(d, args) : nullptr;
+    if (!function_) return;
+  }
   const Mode& m = mode();
   if (m.inspect || has_chosen_implementations()) return;
   const bool grad_mode = at::GradMode::is_enabled();
@@ -84,6 +88,7 @@ DirectCall::DirectCall(const OpDescription& d, const c10::IValue* args, bool tak
 // Adds the CPU tensor of an operand, if it is there to be read or written.
 bool DirectCall::take(const at::Tensor& t, const ValuePtr& v, bool is_written, TierKey& key) {
   const auto& l = v->layout;
+  if (v->state == State::Uninitialized) settle_type(*v, t);
   if (l.untyped) return false;
   if (v->state == State::Uninitialized) {  // all of it is to be written
     const bool is_whole = t.storage_offset() == 0 && t.scalar_type() == l.dtype &&
@@ -117,21 +122,29 @@ bool DirectCall::take(const at::Tensor& t, const ValuePtr& v, bool is_written, T
 bool DirectCall::begin(const Mode& m, Lock& lock) {
   trace_ = current_trace(device_);
   if (tiers() == Tiers::Auto && m.max_ops != 1) {
-    const auto choice = trace_->tiering.choose(key_);
-    if (choice == Tiering::Choice::Cut) {
-      operands_.clear();
-      writing_.clear();
-      flush(trace_, lock, kForHost);
+    auto& tiering = trace_->tiering;
+    if (is_recordable(d_)) {
+      const auto choice = tiering.choose(key_);
+      if (choice == Tiering::Choice::Cut) {
+        operands_.clear();
+        writing_.clear();
+        flush(trace_, lock, kForHost);
+      }
+      if (choice != Tiering::Choice::Host) return false;
+      enter_host_op(*trace_, m, key_);
+    } else {  // such as `nonzero`: a segment by itself
+      if (tiering.is_recording()) return false;
+      tiering.end();
+      enter_host_op(*trace_, m, key_);
+      tiering.end_after_op();
     }
-    if (choice != Tiering::Choice::Host) return false;
-    enter_host_op(*trace_, m, key_);
   }
   for (const auto& [i, v] : unwritten_) {
     const auto& l = v->layout;
     v->set_host(at::detail::empty_strided_cpu(l.sizes, l.strides, l.dtype), false);
     operands_[i] = v->host;
   }
-  if (function_) {
+  if (function_ && draws(d_, args_)) {
     Call c;
     c.device = device_;
     const auto [seed, offset] = draw_seed(c, d_, args_, d_.policies.size());

@@ -158,7 +158,7 @@ c10::OperatorName operator_name(const std::string& name) {  // "aten::add.Tensor
 
 const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   auto find = [&]() -> std::optional<c10::OperatorHandle> {
-    if (d.random || host_function(d)) return {};
+    if (d.random || d.function) return {};
     // An op of another library without a lowering runs on the CPU in any case.
     const bool has_handler = d.handler && !d.handler.is_none();
     if (d.is_foreign && !(has_handler && d.returns.size() == d.op.schema().returns().size()))
@@ -178,6 +178,7 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   std::call_once(d.host_sought, [&] {
     const auto unfit = kUnfitCalls.find(d.name);
     if (unfit != kUnfitCalls.end()) d.is_unfit_for_host = unfit->second;
+    d.function = host_function(d.name);
     d.host = find();
     if (d.host) d.small = small_pointwise(d.name);
   });
@@ -198,11 +199,6 @@ void resume_collector() {
 
 namespace {
 
-// Whether a call of a random op draws anything: dropout of 0 does not.
-bool draws(const OpDescription& d, const c10::IValue* args) {
-  return d.chance < 0 || args[d.chance].toDouble() != 0;
-}
-
 // Whether autograd makes a node of the call.
 bool is_differentiated(c10::ArrayRef<c10::IValue> args) {
   if (!at::GradMode::is_enabled()) return false;
@@ -216,8 +212,7 @@ bool is_differentiated(c10::ArrayRef<c10::IValue> args) {
 HostCall::HostCall(const OpDescription& d, const c10::IValue* args)
     : d_(d), args_(args), kernel_(host_kernel(d)) {
   if (kernel_ && d.is_unfit_for_host && d.is_unfit_for_host(args)) kernel_ = nullptr;
-  if (!kernel_) function_ = d.random ? host_draw(d, args) : host_function(d);
-  if (!function_ && d.chance >= 0 && args[d.chance].toDouble() == 0) function_ = host_function(d);
+  if (!kernel_) function_ = function_of_call(d, args);
 }
 
 std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
@@ -225,7 +220,7 @@ std::optional<torch::jit::Stack> HostCall::run(Call& c, Lock& lock) const {
   ThreefryKey key{};
   each_access(c, [](Access& a, bool) { a.value.reset(); });
   if (c.device < 0) c.device = current_device();
-  if (function_ && d_.random && draws(d_, args_)) {
+  if (function_ && draws(d_, args_)) {
     const auto [seed, offset] = draw_seed(c, d_, args_, n);
     key = derive_key(seed, offset);
   }

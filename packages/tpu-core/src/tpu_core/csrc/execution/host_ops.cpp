@@ -4,6 +4,7 @@
 
 #include "execution/recurrent.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 
 #include <cmath>
@@ -28,13 +29,18 @@ std::optional<Tensor> mask_of(const c10::IValue& v) {
   return mask.defined() ? std::optional(mask) : std::nullopt;
 }
 
+Tensor zero() {
+  auto t = at::detail::empty_strided_cpu({}, {}, at::kLong);
+  *t.mutable_data_ptr<int64_t>() = 0;
+  return t;
+}
+
 // `fused_sdp_choice` sends here what the CPU's kernel takes.
 void attention(ThreefryKey, Stack& s) {
   const auto q = s[0].toTensor(), k = s[1].toTensor();
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
       q, k, s[2].toTensor(), 0.0, s[5].toBool(), mask_of(s[3]), scale_of(s[7]));
-  const auto seed = at::zeros({}, at::kLong);
-  s = {out, lse, Tensor(), Tensor(), q.size(-2), k.size(-2), seed, seed.clone(), Tensor()};
+  s = {out, lse, Tensor(), Tensor(), q.size(-2), k.size(-2), zero(), zero(), Tensor()};
 }
 
 void attention_backward(ThreefryKey, Stack& s) {
@@ -126,6 +132,13 @@ HostFunction host_function(const std::string& name) {
   return found == kFunctions.end() ? nullptr : found->second;
 }
 
-HostFunction host_function(const OpDescription& d) { return host_function(d.name); }
+bool draws(const OpDescription& d, const c10::IValue* args) {
+  return d.random && (d.chance < 0 || args[d.chance].toDouble() != 0);
+}
+
+HostFunction function_of_call(const OpDescription& d, const c10::IValue* args) {
+  if (!draws(d, args)) return d.function;
+  return host_draw(d, args);
+}
 
 }  // namespace tpu

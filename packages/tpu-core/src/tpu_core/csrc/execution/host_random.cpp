@@ -268,8 +268,7 @@ bool is_in_bounds(const OpDescription& d, c10::ArrayRef<c10::IValue> args) {
 
 HostFunction host_draw(const OpDescription& d, const c10::IValue* args) {
   const c10::ArrayRef<c10::IValue> given(args, d.policies.size());
-  const bool draws = d.chance < 0 || args[d.chance].toDouble() != 0;
-  if (!draws || !is_in_bounds(d, given)) return nullptr;
+  if (!is_in_bounds(d, given)) return nullptr;
   for (const auto* table : {&kDraws, &integer_draws(), &distribution_draws()}) {
     const auto found = table->find(d.name);
     if (found != table->end()) return found->second.takes(given) ? found->second.run : nullptr;

@@ -14,6 +14,7 @@ namespace tpu {
 
 struct Mode;
 struct SmallPointwise;
+struct ThreefryKey;
 
 // How an argument of an overload enters its signature.
 enum class Policy : uint8_t {
@@ -72,6 +73,8 @@ struct OpDescription {
   mutable std::optional<c10::OperatorHandle> host;
   mutable UnfitCall is_unfit_for_host = nullptr;  // for some calls it may not
   mutable const SmallPointwise* small = nullptr;  // loops for small tensors (small_pointwise.h)
+  // What of this project stands in for a CPU op (host_ops.h).
+  mutable void (*function)(ThreefryKey, torch::jit::Stack&) = nullptr;
   mutable std::once_flag host_sought;
   // Whether its calls may take the short way to it (direct_call.h); -1 where that was not asked yet.
   mutable std::atomic<int> direct{-1};
