@@ -49,6 +49,13 @@ std::array<uint64_t, 4> seed_words(std::pair<uint64_t, uint64_t> seed_and_offset
 // Adds seed and offset of a random op to the numbers, advancing the generator.
 void add_seed(Call& c, const OpDescription& d, const c10::IValue* args, size_t n);
 void hash_layout(Hasher& h, const Layout& l);
+// Lifted numbers are no part of the signature, but whether PyTorch takes them is: a number that does not
+// fit the dtype of an operand, divides integers by zero, or lies outside the bounds of its argument, makes
+// another signature, about which Python is asked.
+void hash_refusable(Call& c, const OpDescription& d, const c10::IValue* args);
+// Whether a gradient has the shape of the window that the numbers say. `fits` in recorder/windows.py says
+// the same.
+bool window_fits(const c10::IValue* args, size_t n);
 // Sets the storage's value of an operand and the form of its access, and hashes both. Needs g_mutex.
 void resolve_access(Call& c, Access& a);
 inline void add_number(Call& c, uint64_t bits, Pack pack, bool compiled_in) {

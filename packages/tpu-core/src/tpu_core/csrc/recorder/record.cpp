@@ -8,7 +8,6 @@
 #include "recorder/checks.h"
 #include "recorder/tensors.h"
 #include "recorder/threads.h"
-#include "recorder/tier_key.h"
 #include "recorder/torchscript.h"
 #include "values/device.h"
 #include "values/memory.h"
@@ -16,8 +15,6 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
-
-#include <mutex>
 
 namespace tpu {
 namespace {
@@ -213,65 +210,6 @@ void cut_after_op(Trace* trace, const OpDescription& d, const Mode& m, Lock& loc
 
 }  // namespace
 
-void enter_host_op(Trace& trace, const Mode& m, uint64_t op) {
-  TPU_ASSERT_LOCKED();
-  auto& tiering = trace.tiering;
-  tiering.runs_on_host(op);
-  const auto most = static_cast<size_t>(m.max_ops ? m.max_ops : SIZE_MAX);
-  if (tiering.size() >= most ||
-      (m.repetitions && trace.cut_points.after_op(op, tiering.size(), most)))
-    tiering.end_after_op();
-}
-
-namespace {
-
-// Runs a call by a CPU kernel where its tier is the host's; false where it is to be recorded.
-bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& recorded) {
-  const Mode m = mode();
-  const bool may_record = tiers() == Tiers::Auto && m.max_ops != 1;
-  const HostCall call(d, args);
-  if (!call && !may_record) return false;
-  WithoutGil no_gil;
-  Lock lock(g_mutex);
-  const bool is_recordable = !d.handler || d.handler.is_none();
-  while (true) {
-    Call c;
-    gather(c, d, args, d.policies.size());
-    Trace* trace = current_trace(c.device < 0 ? current_device() : c.device);
-    if (trace->capture) return false;
-    auto& tiering = trace->tiering;
-    const auto op = recorded.op = tier_key(d, args);
-    if (may_record) {
-      if (!is_recordable) {  // such as `nonzero`: programs end before it
-        if (tiering.is_recording()) {
-          flush(trace, lock, "an op of the host's");
-          continue;
-        }
-        tiering.end();
-      } else {
-        const auto choice = tiering.choose(op);
-        if (choice == Tiering::Choice::Record) return false;
-        if (choice == Tiering::Choice::Cut) {
-          flush(trace, lock, kForHost);
-          continue;
-        }
-      }
-    }
-    if (!call) return false;
-    const auto started = kernel_clock();
-    recorded.results = call.run(c, lock);
-    if (!recorded.results) return false;
-    if (!may_record) return true;
-    tiering.took(kernel_clock() - started);
-    lock.lock();
-    enter_host_op(*trace, m, op);
-    if (!is_recordable) tiering.end();
-    return true;
-  }
-}
-
-}  // namespace
-
 Recorded record_call(const OpDescription& d, const c10::IValue* args) {
   Recorded recorded;
   const size_t n = d.policies.size();
@@ -381,42 +319,6 @@ void record(const OpDescription& d, const c10::OperatorHandle& op, torch::jit::S
   }
   torch::jit::drop(*stack, n);
   for (auto& r : results) stack->push_back(std::move(r));
-}
-
-bool has_lazy_bits(const c10::IValue* args, size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    if (!args[i].isTensor()) continue;
-    const auto& t = args[i].toTensor();
-    if (t.defined() && (t.is_conj() || t.is_neg())) return true;
-  }
-  return false;
-}
-
-void record_resolved(
-    const OpDescription& d, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  struct Written {
-    size_t argument;
-    at::Tensor original, plain;
-  };
-  const size_t n = d.policies.size(), first = stack->size() - n;
-  c10::SmallVector<Written, 2> written;
-  for (size_t i = 0; i < n; ++i) {
-    auto& v = (*stack)[first + i];
-    if (!has_lazy_bits(&v, 1)) continue;
-    const at::Tensor original = v.toTensor();
-    at::Tensor plain = original;
-    if (plain.is_conj()) plain = at::conj_physical(plain.conj());
-    if (plain.is_neg()) plain = at::neg(plain._neg_view());
-    v = plain;
-    if (d.writes[i]) written.push_back({i, original, std::move(plain)});
-  }
-  record(d, op, stack);
-  for (auto& w : written) {
-    if (w.original.sizes() != w.plain.sizes()) w.original.resize_(w.plain.sizes());
-    w.original.copy_(w.plain);
-    for (size_t r = 0; r < d.returns.size(); ++r)
-      if (d.returns[r] == static_cast<int>(w.argument)) (*stack)[first + r] = w.original;
-  }
 }
 
 void Recorder::operator()(

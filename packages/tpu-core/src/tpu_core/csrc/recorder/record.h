@@ -120,6 +120,8 @@ struct Recorded {
   std::optional<torch::jit::Stack> results;  // set where the call has run: what it returns
 };
 Recorded record_call(const OpDescription& d, const c10::IValue* args);
+// Runs a call by a CPU kernel where its tier is the host's; false where it is to be recorded (host_tier.cpp).
+bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& recorded);
 // An op of a trace runs on the host: it joins the tiers' segment, which ends after it where the mode cuts.
 void enter_host_op(Trace& trace, const Mode& m, uint64_t op);
 // Puts the results of a call that Python handles in place of its arguments.
