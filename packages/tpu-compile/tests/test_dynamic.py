@@ -26,6 +26,7 @@ from tpu_compile.torch_compat import HAS_DEFAULT_BACKEND
 from tpu_core import config
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
+from tpu_core.padding import segment_signature
 from tpu_core.pjrt import padded_array as arrays
 
 
@@ -368,3 +369,30 @@ def test_label_smoothing_over_classes_that_vary() -> None:
             assert given.grad is not None
             found.append(given.grad.cpu())
         torch.testing.assert_close(found[1], found[0])
+
+
+def weighed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(x.shape[0], device=x.device)[:, None] * 0.1
+    return (F.gelu(x @ weight).cumsum(0) / x.shape[0] + places).logsumexp(0) * (x.shape[0] - 1)
+
+
+def test_a_graph_is_traced_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[int] = []
+    trace = segment_signature.trace
+    monkeypatch.setattr(
+        segment_signature, "trace", lambda *args: (traced.append(1), trace(*args))[1]
+    )
+    compiled = torch.compile(weighed, backend="tpu", dynamic=True)
+    weight = torch.randn(4, 3)
+    counts = []
+    for n in (12, 17, 24, 19, 30, 23, 16, 31, 20, 40, 2, 3):
+        traced.clear()
+        x = torch.randn(n, 4, requires_grad=True)
+        ours = x.detach().to("tpu").requires_grad_()
+        found, expected = compiled(ours, weight.to("tpu")), weighed(x, weight)
+        (gradient,) = torch.autograd.grad(found.sum(), ours)
+        torch.testing.assert_close(found.cpu(), expected)
+        torch.testing.assert_close(gradient.cpu(), torch.autograd.grad(expected.sum(), x)[0])
+        counts.append(len(traced))
+    assert sum(counts[:2]) > 0
+    assert counts[2:] == [0] * 10

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.export import is_symbolic_dim
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -78,7 +79,8 @@ class _Evaluator(GraphEvaluator):
             return lax.dynamic_index_in_dim(values[source], index, node.args[1], keepdims=False)
         if entry is not None:
             key = self._draws.key(node) if is_random(node) else None
-            return self.call_lowering(node, entry, values, key, self._sizes.value)
+            given = self._with_numbers(node, values)
+            return self.call_lowering(node, entry, given, key, self._sizes.value)
         args: Any = map_arg(node.args, values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
         if op is ITEM:
@@ -88,6 +90,21 @@ class _Evaluator(GraphEvaluator):
             own = HigherOrderCall(node, inner, self._sizes, self._draws)
             return LOWERINGS[op](own, *args, **kwargs)
         return op(*args, **kwargs)  # arithmetic on numbers that the program computes
+
+    def _with_numbers(self, node: Node, values: Mapping[Node, Any]) -> Mapping[Node, Any]:
+        """The values before a node, with arrays for symbolic dims that it computes with."""
+        if not self._sizes.are_symbolic:
+            return values
+        op: Any = node.target
+        kinds = {a.name: str(a.type) for a in op._schema.arguments}
+        given = {**dict(zip(kinds, node.args)), **node.kwargs}
+        numbers = [a for n, a in given.items() if isinstance(a, Node) and kinds[n] in _NUMBERS]
+        dims = {a: values[a] for a in numbers if is_symbolic_dim(values[a])}
+        return {**values, **{a: self.number(jnp.asarray(n)) for a, n in dims.items()}}
+
+
+# Types of arguments that take a number to compute with, where others take a size.
+_NUMBERS = frozenset({"Tensor", "number", "Optional[Tensor]", "Optional[number]"})
 
 
 def _is_array(value: Any) -> bool:

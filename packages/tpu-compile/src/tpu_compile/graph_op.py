@@ -96,7 +96,7 @@ def _define() -> None:
     library.impl("graph", _meta, "Meta")
     library.impl("graph", _batched, "Batched")
     _libraries.append(library)
-    register(_NAME, _lower, identity=_identity)
+    register(_NAME, _lower, identity=_identity, symbolic=True)
     from tpu_compile.updates import updates
 
     register_graph_op(_NAME, GRAPHS.__getitem__, updates, _line_of_node)

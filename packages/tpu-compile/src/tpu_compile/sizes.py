@@ -182,6 +182,11 @@ class Sizes:
         self._values = {s: sympy.Integer(n) for s, n in values.items() if s not in self._dims}
         self._found: dict[Any, Any] = {}
 
+    @property
+    def are_symbolic(self) -> bool:
+        """True if some are JAX's symbolic dims."""
+        return bool(self._dims)
+
     def value(self, number: Any) -> Any:
         """A number, or what a symbolic one comes to.
 

@@ -57,7 +57,7 @@ class Lowering:
         wants_out: Whether ``fn`` takes ``out``.
         location: ``file:line`` of the registration, for error messages and the docs.
         wants_contiguous: Whether ``fn`` takes ``contiguous``.
-        identity: See `register`.
+        identity, symbolic: See `register`.
         DROPPED_ARGUMENTS: Arguments of overloads that no lowering is called with.
 
     Example:
@@ -80,11 +80,17 @@ class Lowering:
     wants_contiguous: bool = False
     identity: Callable[..., str] | None = None
     chance: tuple[int, str] | None = None
+    symbolic: bool = False
 
     @property
     def is_foreign(self) -> bool:
         """True if it is of another package, registered in this process alone."""
         return not self.location.startswith(_OWN)
+
+    @property
+    def takes_symbolic_dims(self) -> bool:
+        """True if one trace of it, with symbolic dims, may stand for all sizes."""
+        return self.symbolic or not self.is_foreign
 
     def source(self) -> str:
         """Digest of the package that it is in; else of its file, or of its code."""
@@ -167,6 +173,7 @@ def register(
     random: bool | str = False,
     location: str | None = None,
     identity: Callable[..., str] | None = None,
+    symbolic: bool = False,
 ) -> None:
     """Register ``fn`` as the lowering of the functional overload ``op`` (``"aten.add.Tensor"``).
 
@@ -180,6 +187,10 @@ def register(
         identity: For an op whose name and arguments do not say what it computes: a text, the same
             in every process, that becomes part of the keys of its programs. It is called with the
             overload's arguments, `jax.ShapeDtypeStruct` in place of tensors, once for a signature.
+        symbolic: Whether ``fn`` may be traced once for all sizes, with symbolic dims of
+            `jax.export` in place of those that vary. How they compare is noted; a look-up by their
+            hash, in a set or a dict, is not, and must decide nothing. Else it is traced at each
+            new size.
 
     Raises:
         ValueError: The overload already has a lowering, or its name lacks namespace or overload;
@@ -217,6 +228,7 @@ def register(
             wants_contiguous="contiguous" in parameters,
             identity=identity,
             chance=chance,
+            symbolic=symbolic,
         )
     )
 

@@ -204,7 +204,7 @@ class SymbolicSignatures:
         nodes = [s.nodes[index] for s in self._segments]
         plans = [n.plan for n in nodes if n.plan is not None]
         if not all(
-            isinstance(p.compute, LoweringCompute) and not p.compute.is_local for p in plans
+            isinstance(p.compute, LoweringCompute) and p.compute.takes_symbolic_dims for p in plans
         ):
             return None
         results = self._results(plans)

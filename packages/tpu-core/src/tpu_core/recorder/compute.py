@@ -56,6 +56,11 @@ class LoweringCompute:
         return self._entry.is_foreign
 
     @property
+    def takes_symbolic_dims(self) -> bool:
+        """True if one trace of the lowering, with symbolic dims, may stand for all sizes."""
+        return self._entry.takes_symbolic_dims
+
+    @property
     def op(self) -> str:
         """Name of the functional overload."""
         return self._entry.op
