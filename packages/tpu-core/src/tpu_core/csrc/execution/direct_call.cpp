@@ -39,13 +39,11 @@ bool is_plain_value(const at::Tensor& t, const Value& v) {
   return differs == 0;
 }
 
-bool is_recordable(const OpDescription& d) { return !d.handler || d.handler.is_none(); }
-
 bool is_direct(const OpDescription& d) {
   const int known = d.direct.load(std::memory_order_acquire);
   if (known >= 0) return known != 0;
-  const bool has_kernel = host_kernel(d) && d.chance < 0 && (is_recordable(d) || !d.is_foreign);
-  const bool has_function = is_recordable(d) && (d.random || d.function);
+  const bool has_kernel = host_kernel(d) && d.chance < 0 && !(d.has_handler() && d.is_foreign);
+  const bool has_function = !d.has_handler() && (d.random || d.function);
   const bool found = (has_kernel || has_function) && !d.is_unfit_for_host && keeps_geometry(d.op);
   d.direct.store(found, std::memory_order_release);
   return found;
@@ -123,7 +121,7 @@ bool DirectCall::begin(const Mode& m, Lock& lock) {
   trace_ = current_trace(device_);
   if (tiers() == Tiers::Auto && m.max_ops != 1) {
     auto& tiering = trace_->tiering;
-    if (is_recordable(d_)) {
+    if (!d_.has_handler()) {
       const auto choice = tiering.choose(key_);
       if (choice == Tiering::Choice::Cut) {
         operands_.clear();

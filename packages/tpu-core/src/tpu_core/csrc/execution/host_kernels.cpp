@@ -160,8 +160,7 @@ const c10::OperatorHandle* host_kernel(const OpDescription& d) {
   auto find = [&]() -> std::optional<c10::OperatorHandle> {
     if (d.random || d.function) return {};
     // An op of another library without a lowering runs on the CPU in any case.
-    const bool has_handler = d.handler && !d.handler.is_none();
-    if (d.is_foreign && !(has_handler && d.returns.size() == d.op.schema().returns().size()))
+    if (d.is_foreign && !(d.has_handler() && d.returns.size() == d.op.schema().returns().size()))
       return {};
     const auto twin = kTwins.find(d.name);
     auto op = c10::Dispatcher::singleton().findOp(

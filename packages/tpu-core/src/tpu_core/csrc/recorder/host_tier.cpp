@@ -23,7 +23,6 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
   if (!call && !may_record) return false;
   WithoutGil no_gil;
   Lock lock(g_mutex);
-  const bool is_recordable = !d.handler || d.handler.is_none();
   while (true) {
     Call c;
     gather(c, d, args, d.policies.size());
@@ -32,7 +31,7 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
     auto& tiering = trace->tiering;
     const auto op = recorded.op = tier_key(d, args);
     if (may_record) {
-      if (!is_recordable) {  // such as `nonzero`: programs end before it
+      if (d.has_handler()) {  // such as `nonzero`: programs end before it
         if (tiering.is_recording()) {
           flush(trace, lock, "an op of the host's");
           continue;
@@ -55,7 +54,7 @@ bool run_on_host(const OpDescription& d, const c10::IValue* args, Recorded& reco
     tiering.took(kernel_clock() - started);
     lock.lock();
     enter_host_op(*trace, m, op);
-    if (!is_recordable) tiering.end();
+    if (d.has_handler()) tiering.end();
     return true;
   }
 }

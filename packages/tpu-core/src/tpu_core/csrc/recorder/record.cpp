@@ -219,7 +219,7 @@ Recorded record_call(const OpDescription& d, const c10::IValue* args) {
   const bool is_tiered =
       tiers() != Tiers::Compiled && !mode().inspect && !has_chosen_implementations();
   if (is_tiered && run_on_host(d, args, recorded)) return recorded;
-  if (d.handler && !d.handler.is_none()) {
+  if (d.has_handler()) {
     recorded.handler = d.handler;
     return recorded;
   }

@@ -41,6 +41,8 @@ using UnfitCall = bool (*)(const c10::IValue*);
 // What the recorder knows of an overload; made by Python on the first call.
 struct OpDescription {
   explicit OpDescription(const c10::OperatorHandle& handle) : op(handle) {}
+  // Whether Python handles every call: no program has the op.
+  bool has_handler() const { return handler && !handler.is_none(); }
 
   c10::OperatorHandle op;
   std::string name;
