@@ -396,3 +396,27 @@ def test_a_graph_is_traced_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -
         counts.append(len(traced))
     assert sum(counts[:2]) > 0
     assert counts[2:] == [0] * 10
+
+
+def joined(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scores = torch.cat([x, y]) @ weight
+    return (scores * scores.softmax(-1)).sum(0)
+
+
+def test_backward_of_a_concatenation_compiles_by_buckets() -> None:
+    """It is given the two lengths and has tensors of their sum alone."""
+    compiled = torch.compile(joined, backend="tpu", dynamic=True)
+    weight = torch.randn(4, 3)
+    ours = weight.to("tpu").requires_grad_()
+    theirs = weight.clone().requires_grad_()
+    compiles = []
+    for n, m in ((5, 3), (19, 20), (18, 24), (30, 17), (17, 29), (28, 21), (23, 26), (25, 31)):
+        before = METRICS.snapshot()
+        x, y = torch.randn(n, 4), torch.randn(m, 4)
+        found = compiled(x.to("tpu"), y.to("tpu"), ours).square().sum()
+        expected = joined(x, y, theirs).square().sum()
+        torch.testing.assert_close(found.cpu(), expected)  # read first: backward is a program
+        gradients = torch.autograd.grad(found, ours) + torch.autograd.grad(expected, theirs)
+        torch.testing.assert_close(gradients[0].cpu(), gradients[1], rtol=1e-4, atol=1e-3)
+        compiles.append(METRICS.delta(before)["compiles"])
+    assert compiles[4:] == [0] * 4, compiles

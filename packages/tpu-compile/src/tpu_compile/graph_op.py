@@ -25,7 +25,7 @@ from tpu_compile.keys import key_of
 from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
 from tpu_compile.rng import STATE, Seeds, Words, as_scalars
-from tpu_compile.sizes import Sizes, Symbols
+from tpu_compile.sizes import Sizes, Symbols, is_known
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.extend import (
     flush,
@@ -59,9 +59,10 @@ def graph_of(module: GraphModule) -> Graph:
     inputs = [n for n in nodes if n.op == "placeholder"]
     states = {n.meta[STATE] for n in nodes if STATE in n.meta}
     tensors = [i for i, n in enumerate(inputs) if is_tensor(n) and n not in states]
-    sizes = [i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), (int, torch.SymInt))]
     values = [n.meta.get("val") for n in inputs]
-    given, counts = [values[i] for i in tensors], [values[i] for i in sizes]
+    given = [values[i] for i in tensors]
+    sizes = _needed_sizes(module, inputs, given)
+    counts = [values[i] for i in sizes]
     symbols = Symbols(counts, given)
     results = outputs(module)
     return Graph(
@@ -78,6 +79,31 @@ def graph_of(module: GraphModule) -> Graph:
         seeds=Seeds(module),
         same=repeats(module, symbols),
     )
+
+
+def _needed_sizes(
+    module: GraphModule, inputs: Sequence[Node], given: Sequence[torch.Tensor]
+) -> list[int]:
+    """Positions of the inputs that are sizes, without those that no node uses where all shapes
+    follow from the others.
+
+    A backward graph takes sizes of its forward that its tensors do not have, such as ``n`` where
+    they have ``n + m``: each of their values would be a program.
+
+    Args:
+        module: The graph.
+        inputs: Its placeholders.
+        given: Its tensor inputs, as fake tensors.
+    """
+    values = [n.meta.get("val") for n in inputs]
+    sizes = [i for i, v in enumerate(values) if isinstance(v, (int, torch.SymInt))]
+    used = [i for i in sizes if inputs[i].users]
+    if len(used) == len(sizes):
+        return sizes
+    all_known, known = (Symbols([values[i] for i in s], given).known for s in (sizes, used))
+    unused = {inputs[i] for i in sizes if i not in used}
+    found = numbers.expressions(module, unused)
+    return used if all(is_known(e, known) for e in found if is_known(e, all_known)) else sizes
 
 
 def _is_made(result: Any, known: AbstractSet[Any]) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_flatten
 
-from tpu_compile.fx_utils import lowering_of
+from tpu_compile.fx_utils import lowering_of, subgraphs
 from tpu_compile.sizes import SYMBOLIC, is_known
 
 _ARITHMETIC = {
@@ -43,6 +45,25 @@ def symbols(value: Any) -> set[Any]:
     if isinstance(value, torch.Tensor):
         return set().union(*map(symbols, (*value.shape, *value.stride())))
     return set()
+
+
+def expressions(module: GraphModule, without: Collection[Node] = ()) -> set[Any]:
+    """The numbers of a graph's nodes and of the shapes and strides of their tensors, those of its
+    subgraphs among them.
+
+    Args:
+        module: The graph.
+        without: Nodes that are left out.
+    """
+    found: set[Any] = set()
+    for node in module.graph.nodes:
+        if node not in without:
+            for value in tree_flatten(node.meta.get("val"))[0]:
+                is_tensor = isinstance(value, torch.Tensor)
+                own = (*value.shape, *value.stride()) if is_tensor else (value,)
+                found.update(n.node.expr for n in own if isinstance(n, SYMBOLIC))
+            found.update(*map(expressions, subgraphs(node)))
+    return found
 
 
 def symbols_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
