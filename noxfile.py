@@ -308,6 +308,18 @@ def integration(s: nox.Session) -> None:
 
 
 @session
+def libraries(s: nox.Session) -> None:
+    """Programs over libraries of others, compared with the CPU.
+
+    torchvision's wheels are for a torch with CUDA: ``TPU_TEST_PYTHON=3.12 TPU_TEST_TORCH=2.14.0
+    TPU_TEST_JAX=0.11.1`` name one.
+    """
+    prepare(s, "test", "libraries")
+    s.env["TPU_TIERS"] = "auto"  # as users have it
+    pytest(s, "integration/libraries")
+
+
+@session
 def versions(s: nox.Session) -> None:
     """`combination` with each that is listed, or with those of a Python: ``-- 3.12``."""
     failed = []
