@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from tpu_compile.control_flow import LOWERINGS, HigherOrderCall
 from tpu_compile.fx_utils import line_label, lowering_of
-from tpu_compile.numbers import ITEM, SELECT
+from tpu_compile.numbers import INDEXED, ITEM, WINDOWS, window
 from tpu_compile.random_states import state_of
 from tpu_compile.recomputation import Barriers
 from tpu_compile.rng import Draws, is_random
@@ -74,9 +74,8 @@ class _Evaluator(GraphEvaluator):
     def call_op(self, node: Node, values: Mapping[Node, Any]) -> Any:
         op: Any = node.target
         entry = lowering_of(op)
-        if op is SELECT and _is_array(index := map_arg(node.args[2], values.__getitem__)):
-            source: Any = node.args[0]
-            return lax.dynamic_index_in_dim(values[source], index, node.args[1], keepdims=False)
+        if (op in INDEXED or op in WINDOWS) and (found := self._window(node, values)) is not None:
+            return found
         if entry is not None:
             key = self._draws.key(node) if is_random(node) else None
             given = self._with_numbers(node, values)
@@ -91,6 +90,31 @@ class _Evaluator(GraphEvaluator):
             return LOWERINGS[op](own, *args, **kwargs)
         return op(*args, **kwargs)  # arithmetic on numbers that the program computes
 
+    def _window(self, node: Node, values: Mapping[Node, Any]) -> jax.Array | None:
+        """The result of an op whose index or start the program computes; None if it does not.
+
+        The graph's guards say that it lies in the array.
+        """
+        op: Any = node.target
+        args: Any = map_arg(node.args, values.__getitem__)
+        if op in INDEXED:
+            dim, start = args[INDEXED[op] - 1 : INDEXED[op] + 1]
+        else:
+            dim, start, _, _ = window(op, args)
+        if not _is_array(start):
+            return None
+        shape = self._sizes.all(node.meta["val"].shape)
+        if op is _aten.select.int:
+            return lax.dynamic_index_in_dim(args[0], start, dim, keepdims=False)
+        if op is _aten.slice.Tensor:
+            return lax.dynamic_slice_in_dim(args[0], start, shape[dim], dim)
+        if op is _aten.slice_scatter.default:
+            return lax.dynamic_update_slice_in_dim(args[0], args[1], start, dim)
+        zeros = jnp.zeros(shape, args[0].dtype)
+        if op is _aten.slice_backward.default:
+            return lax.dynamic_update_slice_in_dim(zeros, args[0], start, dim)
+        return lax.dynamic_update_index_in_dim(zeros, args[0], start, dim)
+
     def _with_numbers(self, node: Node, values: Mapping[Node, Any]) -> Mapping[Node, Any]:
         """The values before a node, with arrays for symbolic dims that it computes with."""
         if not self._sizes.are_symbolic:
@@ -103,6 +127,7 @@ class _Evaluator(GraphEvaluator):
         return {**values, **{a: self.number(jnp.asarray(n)) for a, n in dims.items()}}
 
 
+_aten = torch.ops.aten
 # Types of arguments that take a number to compute with, where others take a size.
 _NUMBERS = frozenset({"Tensor", "number", "Optional[Tensor]", "Optional[number]"})
 

@@ -29,6 +29,9 @@ class Graph:
         count: Number of its inputs.
         tensors: Positions of its tensor inputs.
         sizes: Positions of its inputs that are sizes.
+        scalars: Positions of its inputs that are numbers which it computes with.
+        inputs: All its integers as symbols, the host's sizes of the results' among them.
+        integers: Positions of those.
         given: Its tensor inputs, as fake tensors.
         counts: Its inputs that are sizes, symbolic or not.
         results: For each output the node, a number, or None.
@@ -46,6 +49,9 @@ class Graph:
     count: int
     tensors: list[int]
     sizes: list[int]
+    scalars: list[int]
+    inputs: Symbols
+    integers: list[int]
     given: list[torch.Tensor]
     counts: list[Any]
     results: list[Any]

@@ -24,8 +24,9 @@ from tpu_compile.jagged import jagged_sizes
 from tpu_compile.keys import key_of
 from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
-from tpu_compile.rng import STATE, Seeds, Words, as_scalars
-from tpu_compile.sizes import Sizes, Symbols, is_known
+from tpu_compile.rng import STATE, WORDS, Seeds, Words, as_scalars
+from tpu_compile.size_inputs import as_words, from_words, split_inputs, traced
+from tpu_compile.sizes import Sizes, Symbols
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.extend import (
     flush,
@@ -52,8 +53,13 @@ def forget_graphs() -> None:
         GRAPHS.clear()
 
 
-def graph_of(module: GraphModule) -> Graph:
-    """The graph of a module of functional overloads, which the op can stand for."""
+def graph_of(module: GraphModule, has_numbers: bool = True) -> Graph:
+    """The graph of a module of functional overloads, which the op can stand for.
+
+    Args:
+        module: The module.
+        has_numbers: Whether inputs that are no sizes may be numbers; else they are sizes too.
+    """
     _define()
     nodes = list(module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
@@ -61,9 +67,11 @@ def graph_of(module: GraphModule) -> Graph:
     tensors = [i for i, n in enumerate(inputs) if is_tensor(n) and n not in states]
     values = [n.meta.get("val") for n in inputs]
     given = [values[i] for i in tensors]
-    sizes = _needed_sizes(module, inputs, given)
+    integers = [i for i, v in enumerate(values) if isinstance(v, (int, torch.SymInt))]
+    sizes, passed = split_inputs(module, inputs, given) if has_numbers else (integers, [])
     counts = [values[i] for i in sizes]
     symbols = Symbols(counts, given)
+    of_host = Symbols([values[i] for i in integers], given)
     results = outputs(module)
     return Graph(
         key=key_of(module, symbols),
@@ -72,38 +80,16 @@ def graph_of(module: GraphModule) -> Graph:
         count=len(inputs),
         tensors=tensors,
         sizes=sizes,
+        scalars=passed,
+        inputs=of_host,
+        integers=integers,
         given=given,
         counts=counts,
         results=results,
-        made=[_is_made(r, symbols.known) for r in results],
+        made=[_is_made(r, of_host.known) for r in results],
         seeds=Seeds(module),
         same=repeats(module, symbols),
     )
-
-
-def _needed_sizes(
-    module: GraphModule, inputs: Sequence[Node], given: Sequence[torch.Tensor]
-) -> list[int]:
-    """Positions of the inputs that are sizes, without those that no node uses where all shapes
-    follow from the others.
-
-    A backward graph takes sizes of its forward that its tensors do not have, such as ``n`` where
-    they have ``n + m``: each of their values would be a program.
-
-    Args:
-        module: The graph.
-        inputs: Its placeholders.
-        given: Its tensor inputs, as fake tensors.
-    """
-    values = [n.meta.get("val") for n in inputs]
-    sizes = [i for i, v in enumerate(values) if isinstance(v, (int, torch.SymInt))]
-    used = [i for i in sizes if inputs[i].users]
-    if len(used) == len(sizes):
-        return sizes
-    all_known, known = (Symbols([values[i] for i in s], given).known for s in (sizes, used))
-    unused = {inputs[i] for i in sizes if i not in used}
-    found = numbers.expressions(module, unused)
-    return used if all(is_known(e, known) for e in found if is_known(e, all_known)) else sizes
 
 
 def _is_made(result: Any, known: AbstractSet[Any]) -> bool:
@@ -175,11 +161,14 @@ def run_graph(graph: Graph, *args: Any) -> list[Any]:
     GRAPHS[graph.key] = graph
     # A graph that makes all its tensors is sent to the device by one that it does not read.
     tensors = [args[i] for i in graph.tensors] or [torch.empty(0, device="tpu")]
-    sizes, jagged = jagged_sizes([args[i] for i in graph.sizes], graph.counts)
+    integers, jagged = jagged_sizes([args[i] for i in graph.integers], graph.inputs.numbers)
+    value = dict(zip(graph.integers, integers, strict=True))
     words = graph.seeds.words(tensors[0].device, args)
-    seeds = as_scalars(word for draw in words for word in draw)
+    flat = [word for draw in words for word in draw]
+    seeds = as_scalars([*flat, *as_words([int(value.get(i, args[i])) for i in graph.scalars])])
+    sizes = [value[i] for i in graph.sizes]
     made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
-    bound = graph.symbols.bind(sizes, [t.shape for t in tensors])
+    bound = graph.inputs.bind(integers, [t.shape for t in tensors])
 
     def result(wanted: Any, is_made: bool) -> Any:
         if is_made:
@@ -239,14 +228,16 @@ def _batched(
         UnsupportedOpError: It draws random numbers, or gives numbers that it computes.
     """
     graph = GRAPHS[key]
-    if seeds or not all(is_tensor(r) for r, made in zip(graph.results, graph.made) if made):
+    returned = (r for r, is_made in zip(graph.results, graph.made) if is_made)
+    if len(graph.seeds) or not all(map(is_tensor, returned)):
         raise UnsupportedOpError(
             "A compiled graph that draws random numbers or computes sizes has no batches of "
             "gradients.",
             remedy="Leave out is_grads_batched=True and vectorize=True, or the compilation.",
         )
     values: list[Any] = [None] * graph.count
-    for positions, given in ((graph.tensors, inputs), (graph.sizes, sizes)):
+    passed = (graph.scalars, from_words(seeds))
+    for positions, given in ((graph.tensors, inputs), (graph.sizes, sizes), passed):
         for i, value in zip(positions, given):
             values[i] = value
     results = random_states.OpByOp(graph.module).run(*values)
@@ -269,15 +260,18 @@ def _lower(
 def _evaluate(
     graph: Graph, inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any]
 ) -> list[jax.Array]:
+    draws = WORDS * len(graph.seeds)
     given = {**dict(zip(graph.tensors, inputs)), **dict(zip(graph.sizes, sizes))}
-    bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
     places = graph.module.graph.find_nodes(op="placeholder")
+    passed = [places[i] for i in graph.scalars]
+    given |= zip(graph.scalars, traced(seeds[draws:], passed))
+    bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
     arguments = [given.get(i, _fraction(n, bound)) for i, n in enumerate(places)]
     if graph.bounded is not None:
         results = graph.bounded.results(arguments, bound)
         return [r for r, is_made in zip(results, graph.made, strict=True) if is_made]
     same = graph.same if is_tracing() else {}
-    values = evaluate(graph.module, arguments, bound, Words(seeds), same)
+    values = evaluate(graph.module, arguments, bound, Words(seeds[:draws]), same)
     return [values[r] for r, is_made in zip(graph.results, graph.made) if is_made]
 
 

@@ -216,7 +216,7 @@ def _run_of_bounded(module: GraphModule) -> Callable[..., Any] | None:
     if parts is None or any(faults(parts.first)) or any(faults(parts.second)):
         return None
     # The key is that of the graph with its checks: they are the sizes' bounds.
-    graph = replace(graph_of(parts.module), key=key_of(module), bounded=parts)
+    graph = replace(graph_of(parts.module, has_numbers=False), key=key_of(module), bounded=parts)
     try:
         try_to_lower(graph)
     except NotPaddableError as error:

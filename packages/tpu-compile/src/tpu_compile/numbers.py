@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten
 
-from tpu_compile.fx_utils import lowering_of, subgraphs
+from tpu_compile.fx_utils import lowering_of
 from tpu_compile.sizes import SYMBOLIC, is_known
 
 _ARITHMETIC = {
     operator.add,
     operator.sub,
     operator.mul,
+    operator.floordiv,
+    operator.mod,
     operator.neg,
     operator.lt,
     operator.le,
@@ -31,8 +32,18 @@ _ARITHMETIC = {
 ITEM = torch.ops.aten._local_scalar_dense.default
 """What ``tensor.item()`` is in a graph."""
 
-SELECT = torch.ops.aten.select.int
-"""Takes such a number as its index."""
+_aten = torch.ops.aten
+
+INDEXED = {_aten.select.int: 2, _aten.select_backward.default: 3}
+"""Ops that take such a number as their index, and its place among their arguments."""
+
+WINDOWS = {
+    _aten.slice.Tensor: 1,
+    _aten.slice_scatter.default: 2,
+    _aten.slice_backward.default: 2,
+}
+"""Ops that take such numbers as the bounds of a window whose length is known, and the place of its
+dim among their arguments; start, end and step come next."""
 
 # A tensor's place takes a number too, which stands for one of no dims.
 _NUMBERS = (torch.NumberType, torch.FloatType, torch.TensorType)
@@ -45,25 +56,6 @@ def symbols(value: Any) -> set[Any]:
     if isinstance(value, torch.Tensor):
         return set().union(*map(symbols, (*value.shape, *value.stride())))
     return set()
-
-
-def expressions(module: GraphModule, without: Collection[Node] = ()) -> set[Any]:
-    """The numbers of a graph's nodes and of the shapes and strides of their tensors, those of its
-    subgraphs among them.
-
-    Args:
-        module: The graph.
-        without: Nodes that are left out.
-    """
-    found: set[Any] = set()
-    for node in module.graph.nodes:
-        if node not in without:
-            for value in tree_flatten(node.meta.get("val"))[0]:
-                is_tensor = isinstance(value, torch.Tensor)
-                own = (*value.shape, *value.stride()) if is_tensor else (value,)
-                found.update(n.node.expr for n in own if isinstance(n, SYMBOLIC))
-            found.update(*map(expressions, subgraphs(node)))
-    return found
 
 
 def symbols_inside(module: GraphModule, known: AbstractSet[Any]) -> set[Any]:
@@ -85,10 +77,23 @@ def are_known(value: Any, known: AbstractSet[Any]) -> bool:
     return not isinstance(value, SYMBOLIC) or is_known(value.node.expr, known)
 
 
+def is_from_zero(node: Node) -> bool:
+    """Return whether a node is an integer from 0 on, in the trace and so by the graph's guards."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.SymInt) and value.node.has_hint() and value.node.hint >= 0
+
+
 def can_be_computed(node: Node) -> bool:
     """Return whether a node that is such a number can be one in a program, and where it is used."""
     made = node.op == "placeholder" or node.target in (*_ARITHMETIC, operator.getitem, ITEM)
     return made and all(_takes(user, node) for user in node.users)
+
+
+def window(op: Any, args: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Dim, start, end and step among the arguments of one of `WINDOWS`."""
+    given = list(args[WINDOWS[op] :])
+    dim, start, end, step = given + [0, None, None, 1][len(given) :]
+    return dim, start, end, step
 
 
 def _takes(user: Node, number: Node) -> bool:
@@ -97,8 +102,14 @@ def _takes(user: Node, number: Node) -> bool:
     op = user.target
     if isinstance(op, torch._ops.HigherOrderOperator):
         return True
-    if op is SELECT:
-        return user.args[2] is number
+    if op in INDEXED:
+        return user.args[INDEXED[op]] is number
+    if op in WINDOWS:
+        dim, start, end, step = window(op, user.args)
+        # A start from the end of an array, or one that may be, would depend on the array's size.
+        is_window = isinstance(start, Node) and not user.kwargs and step == 1
+        is_counted = is_window and is_from_zero(start) and is_from_zero(number)
+        return is_counted and any(x is number for x in (start, end)) and number is not dim
     entry = lowering_of(op)
     if entry is None or not isinstance(op, torch._ops.OpOverload):
         return False

@@ -19,6 +19,8 @@ from tpu_compile.fx_utils import lowering_of, subgraphs
 from tpu_core.extend import RandomKey
 
 _MASK = 0xFFFFFFFF
+WORDS = 4
+"""Words that a draw takes."""
 
 
 class Draws(Protocol):
@@ -50,7 +52,7 @@ class Words:
 
     def key(self, _: Node) -> jax.Array:
         """The key of the next four words."""
-        words = (jnp.asarray(next(self._words)).astype(jnp.uint32) for _ in range(4))
+        words = (jnp.asarray(next(self._words)).astype(jnp.uint32) for _ in range(WORDS))
         return RandomKey.derive(*words)
 
 

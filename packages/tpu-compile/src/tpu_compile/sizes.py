@@ -52,11 +52,13 @@ class Symbols:
         tensors: Its tensor inputs.
 
     Attributes:
+        numbers: As given.
         open: The sizes.
         known: Their expressions.
     """
 
     def __init__(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        self.numbers = numbers
         self.open: list[Dynamic] = []
         self.known: set[Any] = set()
         places: list[_Place] = [(n, i, None) for i, n in enumerate(numbers)]
