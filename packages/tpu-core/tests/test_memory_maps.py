@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tpu_core.compiler import memory_maps
+from tpu_core.errors import CompilationError
+
 OF_LINUX = Path("/proc/sys/vm/max_map_count")
 LIMIT = int(OF_LINUX.read_text()) if OF_LINUX.exists() else 0
 MOST = 200_000  # maps that the test makes in some seconds
@@ -41,3 +44,22 @@ def test_too_many_programs_are_refused() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Too many programs" in done.stdout and "vm.max_map_count" in done.stdout
+
+
+@pytest.mark.parametrize("of_a_program", [3, 200, 500, 1_500])
+def test_large_programs_are_counted_more_often(
+    of_a_program: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, count = 65_530, 1_000
+    for name, text in (("_LIMIT", f"{limit}\n"), ("_MAPS", "")):
+        monkeypatch.setattr(memory_maps, name, tmp_path / name)
+        (tmp_path / name).write_text(text)
+    maps = memory_maps.MemoryMaps()
+    with pytest.raises(CompilationError, match="Too many programs"):
+        while count < limit:
+            (tmp_path / "_MAPS").write_bytes(b"\n" * count)
+            maps.check()
+            count += of_a_program
+    assert limit - 4_096 < count < limit
+    with pytest.raises(CompilationError, match="Too many programs"):
+        maps.check()

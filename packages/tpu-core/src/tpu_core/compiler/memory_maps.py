@@ -10,10 +10,11 @@ from pathlib import Path
 
 from tpu_core.errors import CompilationError
 
-# Programs between two counts, which take some milliseconds each.
+# Programs between two counts at most; a count takes a millisecond for a thousand maps.
 _EVERY = 64
-# Maps that are left for those programs, and for what else a process does.
-_LEFT = 2_048
+# Maps that a program may have: a training step of a small residual network has 200. As many are
+# left for one more program, and for what else a process does.
+_OF_A_PROGRAM = 2_048
 
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 _MAPS = Path("/proc/self/maps")
@@ -28,7 +29,7 @@ class MemoryMaps:
     """
 
     def __init__(self) -> None:
-        self._programs = 0
+        self._until_count = 1
 
     def check(self, line: str | None = None) -> None:
         """Refuse a program for which there may be no memory maps.
@@ -39,16 +40,18 @@ class MemoryMaps:
         Raises:
             CompilationError: The process has nearly as many maps as it may have.
         """
-        self._programs += 1
-        if self._programs % _EVERY:
+        self._until_count -= 1
+        if self._until_count > 0:
             return
+        self._until_count = 1  # the next program is refused as well
         try:
             maps, limit = _MAPS.read_bytes().count(b"\n"), int(_LIMIT.read_text())
         except OSError:  # no Linux, and no such limit that could be read
             return
-        if maps <= limit - _LEFT:
+        room = limit - _OF_A_PROGRAM - maps
+        if room >= 0:
+            self._until_count = max(1, min(room // _OF_A_PROGRAM, _EVERY))
             return
-        self._programs -= 1  # the next program is refused as well
         raise CompilationError(
             "Too many programs: the process has nearly as many memory maps as it may have.",
             values={"memory maps": f"{maps:,}", "limit": f"{limit:,}"},
