@@ -86,6 +86,8 @@ def is_from_zero(node: Node) -> bool:
 def can_be_computed(node: Node) -> bool:
     """Return whether a node that is such a number can be one in a program, and where it is used."""
     made = node.op == "placeholder" or node.target in (*_ARITHMETIC, operator.getitem, ITEM)
+    if node.target in (operator.floordiv, operator.mod):
+        made = isinstance(node.args[1], int) and node.args[1] != 0  # XLA divides by 0 in silence
     return made and all(_takes(user, node) for user in node.users)
 
 

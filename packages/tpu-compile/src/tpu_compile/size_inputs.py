@@ -6,6 +6,7 @@ position or a divisor, is a number of the call instead, as those of eager's ops 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -20,6 +21,7 @@ from tpu_compile import numbers
 from tpu_compile.fx_utils import subgraphs
 from tpu_compile.sizes import SYMBOLIC, Symbols, is_known
 
+_MOST_FACTOR = 1 << 16
 _WORD = 32  # bits of the numbers that stand for those of a call
 
 
@@ -122,12 +124,21 @@ def _needed(module: GraphModule, all_known: AbstractSet[Any], known: AbstractSet
             is_number = numbers.is_from_zero(node) and numbers.can_be_computed(node)
             # A loop or branch may have it as a size, by a name of its own.
             is_number = is_number and not any(map(_is_higher_order, node.users))
+            is_number = is_number and not _may_overflow(node)
             is_given = node.op == "placeholder" and isinstance(value, torch.SymBool)
             if not is_number and not is_given:
                 found |= numbers.symbols(value)
         for inner in subgraphs(node):
             found |= _needed(inner, all_known, known)
     return found
+
+
+def _may_overflow(node: Node) -> bool:
+    """Return whether a product may not fit into 64 bits, which raises in PyTorch: one of two
+    numbers, or of one and a large constant.
+    """
+    factors = [f for f in node.args if isinstance(f, int) and abs(f) < _MOST_FACTOR]
+    return node.target is operator.mul and not factors
 
 
 def _is_higher_order(node: Node) -> bool:
