@@ -84,6 +84,8 @@ def measure(name: str, device: str, units: int, seconds: float) -> dict[str, Any
         "first": {k: n - before[k] for k, n in counts(device).items()},
     }
     walls, cpus = [], []
+    seen = counts(device)
+    last_compile = FIRST if figures["first"].get("compiles") else 0
     begun = time.perf_counter()
     while len(walls) < 3 or (len(walls) < units and time.perf_counter() - begun < seconds):
         wall, cpu = time.perf_counter(), cpu_time()
@@ -91,8 +93,13 @@ def measure(name: str, device: str, units: int, seconds: float) -> dict[str, Any
         float(values[-1])
         walls.append((time.perf_counter() - wall) / UNIT)
         cpus.append((cpu_time() - cpu) / UNIT)
+        so_far = counts(device)
+        if so_far.get("compiles") != seen.get("compiles"):
+            last_compile = FIRST + UNIT * len(walls)
+        seen = so_far
     figures |= {"wall_ms": statistics.median(walls) * 1e3, "cpu_ms": statistics.median(cpus) * 1e3}
     figures |= {"steps": FIRST + UNIT * len(walls), "resident_mb": resident_mb()}
+    figures["last_compile"] = last_compile
     return figures | {"counted": {k: n - before[k] for k, n in counts(device).items()}}
 
 

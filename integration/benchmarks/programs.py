@@ -5,6 +5,7 @@ it runs the first 20 steps, and then units of ten, whose median is the steady st
 imports and the device's start, which has a column. A ratio above 1 is slower than torch on the CPU.
 On a busy machine, ``--together`` runs all programs of a runner in one process, for which the later
 ones start with what those before have compiled; ratios of CPU time hold there, of wall time do not.
+The last compile is before the step of that column, which is a unit's last.
 
     python integration/benchmarks/programs.py --only pinn,ppo --runners torch,tpu,compiled
 """
@@ -135,6 +136,7 @@ def row(program: str, runner: str, reference: Figures | None, f: Figures) -> dic
         "its CPU (ms)": f.get("cpu_ms"),
         "steps": f.get("steps"),
         "compiles": counted.get("compiles"),
+        "last before": f.get("last_compile"),
         "programs": counted.get("executions"),
         "host ops": counted.get("host_ops"),
         "fallbacks": counted.get("fallbacks"),

@@ -8,11 +8,14 @@ import jax
 import pytest
 import torch
 import torch.nn.functional as F
+from jax import lax
 
 from lowering.harness import CompareLowerings, check_opinfo
 from tpu_core.dtypes import to_numpy_dtype
 from tpu_core.lowering import convolution
+from tpu_core.lowering import convolution_weight_gradient as weight_gradients
 from tpu_core.lowering.evaluate import call_lowering, to_jax, to_torch
+from tpu_core.lowering.precision import precision
 from tpu_core.lowering.registry import REGISTRY
 
 TOLERANCE = {
@@ -125,7 +128,7 @@ def test_integers_on_gpus(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         forms.append(cuda)
         return (cuda or default)(*args)
 
-    monkeypatch.setattr(convolution.lax, "platform_dependent", on_gpu)
+    monkeypatch.setattr(lax, "platform_dependent", on_gpu)
     transposed = case not in CASES
     shape, weight, options = TRANSPOSED[case.split(", ", 1)[1]] if transposed else CASES[case]
     x, w = torch.randint(-(2**40), 2**40, shape), torch.randint(-9, 9, weight)
@@ -185,14 +188,58 @@ def test_weight_gradient_of_few_channels_for_tpus(shape, features, kernel, strid
     (expected,) = torch.autograd.grad(y, w, grad)
     geometry = (kernel, stride, padding, dilation)
     correlation = partial(
-        convolution._weight_gradient_by_correlation,
+        weight_gradients._weight_gradient_by_correlation,
         **dict(zip(("kernel_size", "stride", "padding", "dilation"), geometry)),
         groups=1,
     )
-    got = convolution._of_few_channels(to_jax(x), to_jax(grad), correlation)
+    got = weight_gradients._of_few_channels(to_jax(x), to_jax(grad), correlation)
     torch.testing.assert_close(to_torch(got), expected, rtol=1e-5, atol=1e-4)
 
-    gradient = jax.jit(lambda x, grad: convolution._weight_gradient(x, grad, *geometry, 1))
+    gradient = jax.jit(lambda x, grad: weight_gradients.weight_gradient(x, grad, *geometry, 1))
     lowered = gradient.trace(to_jax(x), to_jax(grad)).lower(lowering_platforms=("tpu",))
     kernel_shape = "x".join(map(str, (features, 8, *kernel)))
     assert f"tensor<{kernel_shape}xf32>" in lowered.as_text()
+
+
+GROUPED = [  # image, features, kernel, stride, padding, dilation, groups
+    ((2, 6, 9, 8), 9, (3, 2), (2, 1), (1, 0), (1, 2), 3),
+    ((3, 4, 12), 8, (5,), (3,), (4,), (1,), 4),
+    ((1, 4, 5, 6, 7), 2, (3, 1, 2), (1, 2, 1), (0, 0, 1), (1, 1, 2), 2),
+    ((2, 6, 6, 6), 6, (3, 3), (2, 2), (1, 1), (1, 1), 6),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel", "stride", "padding", "dilation", "groups"), GROUPED
+)
+def test_grouped_convolutions_for_tpus(
+    shape, features, kernel, stride, padding, dilation, groups, monkeypatch
+):
+    """A TPU's form of them, here run on the CPU: convolution, both gradients, transposed."""
+    monkeypatch.setattr(
+        lax, "platform_dependent", lambda *args, **ways: (ways.get("tpu") or ways["default"])(*args)
+    )
+    torch.manual_seed(0)
+    rank = len(kernel)
+    for transposed in False, True:
+        wide = (shape[1], features // groups) if transposed else (features, shape[1] // groups)
+        x, w = torch.randn(shape), torch.randn(*wide, *kernel)
+        args = (stride, padding, dilation, transposed, [0] * rank, groups)
+        y = torch.ops.aten.convolution(x, w, None, *args)
+        grad = torch.randn_like(y)
+        mask = [True, True, False]
+        expected = torch.ops.aten.convolution_backward(grad, x, w, None, *args, mask)
+
+        def step(x, w, grad, args=args, mask=mask):
+            y = convolution.convolution(x, w, None, *args)
+            return y, convolution.convolution_backward(grad, x, w, None, *args, mask)[:2]
+
+        arrays = [to_jax(t) for t in (x, w, grad)]
+        got, gradients = jax.jit(step)(*arrays)
+        torch.testing.assert_close(to_torch(got), y, rtol=1e-5, atol=1e-4)
+        for g, e in zip(gradients, expected):
+            torch.testing.assert_close(to_torch(g), e, rtol=1e-5, atol=1e-4)
+        assert "stablehlo.convolution" not in jax.jit(step).lower(*arrays).as_text()
+        with precision("medium"):
+            lowered = jax.jit(partial(step)).lower(*arrays)
+        assert "stablehlo.convolution" in lowered.as_text()

@@ -17,7 +17,7 @@ from jaxtyping import TypeCheckError
 
 from interpreter import clean
 from lowering_type_checks import CHECKED
-from tpu_core.lowering import convolution, lu, matmul, rnn
+from tpu_core.lowering import convolution_forms, lu, matmul, rnn
 
 
 def of(*shape: int, dtype: Any = np.float32) -> jax.Array:
@@ -45,9 +45,9 @@ def test_arguments_that_disagree(function: Any, arguments: Any, named: Any) -> N
 
 
 def test_a_result_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "_conv", lambda x, w, **_: x)
+    monkeypatch.setattr(convolution_forms, "conv", lambda x, w, **_: x)
     with pytest.raises(TypeCheckError, match="the return value of .*_forward"):
-        convolution._forward(of(1, 4, 8), of(6, 2, 3), **GEOMETRY)
+        convolution_forms.forward_convolution(of(1, 4, 8), of(6, 2, 3), **GEOMETRY)
 
 
 @pytest.mark.parametrize("name", CHECKED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jax import Array, lax
@@ -38,6 +39,20 @@ def windows_of_taps(
         yield tap, lax.slice(x, low, (*before, *ends, *behind), strides)
 
 
+def padding_of_windows(
+    sizes: Sequence[int],
+    spans: Sequence[int],
+    kernel: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[tuple[int, int, int]]:
+    """Padding of an image of ``sizes`` by which each tap's window of ``spans`` lies inside."""
+    return [
+        (p, d * (k - 1) + span - p - have, 0)
+        for p, d, k, span, have in zip(padding, dilation, kernel, spans, sizes)
+    ]
+
+
 def convolve_by_taps(
     x: Num[Array, "batch channels *sizes"],
     w: Num[Array, ...],
@@ -70,16 +85,47 @@ def convolve_by_taps(
     x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *edges])
     batch, _, *sizes = x.shape
     features, channels, *kernel = w.shape
-    x = x.reshape(batch, groups, channels, *sizes)
+    x = _by_group(x, groups)
     w = w.reshape(groups, features // groups, channels, *kernel)
     spans = [n - d * (k - 1) for n, d, k in zip(sizes, rhs_dilation, kernel)]
-    space = tuple(range(2, rank + 2))
-    total = None
-    for tap, window in windows_of_taps(x, 3, kernel, spans, window_strides, rhs_dilation):
-        # (groups, batch, *outputs, features of a group)
-        term = contract(window, w[(..., *tap)], (((2,), (2,)), ((1,), (0,))))
+    outputs = [(span - 1) // s + 1 for span, s in zip(spans, window_strides)]
+    total: Any = None
+    for tap, window in windows_of_taps(x, 2, kernel, spans, window_strides, rhs_dilation):
+        rows = window.reshape(groups, -1, channels)
+        term = contract(rows, w[(..., *tap)], (((2,), (2,)), ((0,), (0,))))
         total = term if total is None else total + term
-    assert total is not None  # PyTorch refuses a kernel without positions
-    outputs = total.shape[2:-1]
-    total = lax.transpose(total, (1, 0, rank + 2, *space))
+    total = total.reshape(groups, batch, *outputs, features // groups)
+    total = lax.transpose(total, (1, 0, rank + 2, *range(2, rank + 2)))
     return total.reshape(batch, features, *outputs)
+
+
+def _by_group(x: Num[Array, "batch channels *sizes"], groups: int) -> Num[Array, ...]:
+    """``x`` as ``[groups, batch, *sizes, channels of a group]``."""
+    x = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+    x = lax.transpose(x, (1, 0, *range(3, x.ndim), 2))
+    # Moved once, not in the loop over the taps.
+    return lax.optimization_barrier(x)
+
+
+def grouped_weight_gradient(
+    x: Num[Array, "batch channels *sizes"],
+    grad: Num[Array, "batch features *outputs"],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Num[Array, "features channels//{groups} *kernel"]:
+    """A weight gradient in groups: matrix products, one for each position of the kernel."""
+    features, *outputs = grad.shape[1:]
+    spans = [s * (n - 1) + 1 for s, n in zip(stride, outputs)]
+    pads = padding_of_windows(x.shape[2:], spans, kernel_size, padding, dilation)
+    x = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *pads])
+    x = _by_group(x, groups)
+    rows = _by_group(grad, groups).reshape(groups, -1, features // groups)
+    products = []
+    for _, window in windows_of_taps(x, 2, kernel_size, spans, stride, dilation):
+        window = window.reshape(groups, rows.shape[1], -1)
+        products.append(contract(rows, window, (((1,), (1,)), ((0,), (0,)))))
+    by_tap = lax.concatenate([p[..., None] for p in products], 3)
+    return by_tap.reshape(features, -1, *kernel_size)
