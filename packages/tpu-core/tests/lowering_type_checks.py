@@ -8,7 +8,8 @@ from __future__ import annotations
 from jaxtyping import install_import_hook
 
 CHECKED = (
-    *("attention", "convolution", "ctc", "distance", "embedding", "grid_sampler", "grouped_mm"),
+    *("attention", "convolution", "convolution_forms", "convolution_taps"),
+    *("convolution_weight_gradient", "ctc", "distance", "embedding", "grid_sampler", "grouped_mm"),
     *("int4", "linalg", "lu", "matmul", "rnn"),
 )
 # An int is a float, as type checkers have it.

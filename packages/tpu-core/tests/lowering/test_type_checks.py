@@ -46,7 +46,7 @@ def test_arguments_that_disagree(function: Any, arguments: Any, named: Any) -> N
 
 def test_a_result_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution_forms, "conv", lambda x, w, **_: x)
-    with pytest.raises(TypeCheckError, match="the return value of .*_forward"):
+    with pytest.raises(TypeCheckError, match="the return value of .*forward_convolution"):
         convolution_forms.forward_convolution(of(1, 4, 8), of(6, 2, 3), **GEOMETRY)
 
 
