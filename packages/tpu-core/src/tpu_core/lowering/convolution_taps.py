@@ -14,13 +14,13 @@ from tpu_core.lowering.matmul import contract
 
 
 def windows_of_taps(
-    x: Num[Array, ...],
+    x: Num[Array, "*dims"],
     axis: int,
     kernel: Sequence[int],
     spans: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
-) -> Iterator[tuple[tuple[int, ...], Num[Array, ...]]]:
+) -> Iterator[tuple[tuple[int, ...], Num[Array, "*dims"]]]:
     """Each position of a kernel, and the window of a padded image that it reads.
 
     Args:
@@ -55,7 +55,7 @@ def padding_of_windows(
 
 def convolve_by_taps(
     x: Num[Array, "batch channels *sizes"],
-    w: Num[Array, ...],
+    w: Num[Array, "*dims"],
     *,
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
@@ -99,7 +99,7 @@ def convolve_by_taps(
     return total.reshape(batch, features, *outputs)
 
 
-def _by_group(x: Num[Array, "batch channels *sizes"], groups: int) -> Num[Array, ...]:
+def _by_group(x: Num[Array, "batch channels *sizes"], groups: int) -> Num[Array, "*dims"]:
     """``x`` as ``[groups, batch, *sizes, channels of a group]``."""
     x = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
     x = lax.transpose(x, (1, 0, *range(3, x.ndim), 2))
