@@ -55,6 +55,16 @@ def test_options_of_inductor_are_ignored() -> None:
     assert torch.equal(f(x), function(x))
 
 
+def test_a_reset_between_two_functions() -> None:
+    """What has run before is compared with what runs later, but for graphs that are gone."""
+    for f in (lambda x, n: x.clamp(max=n) * 2, lambda x, n: x.clamp(max=n) + 5):
+        torch.compiler.reset()
+        compiled = torch.compile(f, dynamic=True)
+        for rows, most in ((4, 3), (5, 2), (6, 7)):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(compiled(x.to("tpu"), most).cpu(), f(x, most))
+
+
 def test_a_reset_lets_go_of_the_graphs() -> None:
     x = torch.ones(3, device="tpu", requires_grad=True)
     out = torch.compile(function)(x).sum()

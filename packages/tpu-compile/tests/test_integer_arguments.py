@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -59,6 +60,65 @@ def test_numbers_are_given_to_the_program(function: Callable[..., torch.Tensor])
         compiles.append(METRICS.delta(before)["compiles"])
     assert compiles[0] > 0
     assert compiles[2:] == [0] * 4
+
+
+def decayed(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * (1 / n) + x.sin() * 0.9**n
+
+
+def warmed_up(x: torch.Tensor, n: int) -> torch.Tensor:
+    return (x * min(1.0, n / 10)).tanh() * max(n, 4)
+
+
+def scaled(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x.square() * n**2 / math.sqrt(n) + 100 // n
+
+
+def moments(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x / (1 - 0.9**n) - (x * (n - 12)).cos() * x.shape[0] / n
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [decayed, warmed_up, scaled, moments])
+def test_numbers_that_the_host_computes(
+    function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    compiled = torch.compile(function, backend="tpu", dynamic=True)
+    compiles = []
+    for n in (3, 9, 2, 30, 14, 41, 7):
+        before = METRICS.snapshot()
+        x = torch.randn(5, 4, dtype=dtype, requires_grad=True)
+        ours = x.detach().to("tpu").requires_grad_()
+        found, expected = compiled(ours, n), function(x, n)
+        # XLA's tanh and powers have another last bit than the CPU's, and squares double it.
+        near = {"rtol": 1e-5 if dtype == torch.float32 else 1e-12, "atol": 1e-5}
+        torch.testing.assert_close(found.cpu(), expected, **near)
+        (gradient,) = torch.autograd.grad(found.square().sum(), ours)
+        (wanted,) = torch.autograd.grad(expected.square().sum(), x)
+        torch.testing.assert_close(gradient.cpu(), wanted, **near)
+        compiles.append(METRICS.delta(before)["compiles"])
+    # The second value that is no constant of the program, such as one after a 1.0, may compile.
+    assert compiles[4:] == [0] * 3
+
+
+def test_sums_of_more_than_64_bits_raise() -> None:
+    compiled = torch.compile(lambda x, n: x + (n + n), backend="tpu", dynamic=True)
+    x = torch.ones(3, dtype=torch.int64, device="tpu")
+    for n in (5, 7, 2**61):
+        assert compiled(x, n).tolist() == [1 + 2 * n] * 3
+    with pytest.raises(OverflowError):
+        compiled(x, 2**62).cpu()
+
+
+def test_gradients_in_batches_have_the_numbers() -> None:
+    compiled = torch.compile(lambda x, n: (x * (1 / n)).sin() * (n % 5), dynamic=True)
+    for n in (3, 8, 6):
+        x = torch.randn(4)
+        ours = x.to("tpu").requires_grad_()
+        (found,) = torch.autograd.grad(
+            compiled(ours, n), ours, torch.eye(4, device="tpu"), is_grads_batched=True
+        )
+        torch.testing.assert_close(found.cpu(), torch.diag((x / n).cos() / n * (n % 5)))
 
 
 def test_numbers_and_sizes_vary_together() -> None:

@@ -119,6 +119,12 @@ def test_one_size_of_many_has_none(run):
     assert delta.promotions == []
 
 
+def test_a_size_whose_padding_costs_little_has_none(run, monkeypatch):
+    monkeypatch.setattr(families.Family, "waste", lambda *_: 0.02)
+    assert repeat(run, [70], promotion.RUNS + 5).promotions == []
+    assert len(repeat(run, [70], 50 - promotion.RUNS).promotions) == 1
+
+
 @pytest.mark.parametrize("size", [90, 96])
 def test_a_size_that_fills_its_bucket_has_none(run, size):
     delta = repeat(run, [size], promotion.RUNS + 5)

@@ -42,8 +42,9 @@ class _Evaluator(GraphEvaluator):
         same: Mapping[Node, Node],
         label: Label = line_label,
         is_body: bool = False,
+        passed: Mapping[Node, Any] | None = None,
     ) -> None:
-        self._is_body = is_body
+        self._is_body, self._passed = is_body, passed or {}
         self._sizes, self._draws, self._same, self._label = sizes, draws, same, label
         self._barriers = Barriers(module)
 
@@ -64,6 +65,9 @@ class _Evaluator(GraphEvaluator):
         meta = node.meta.get("val")
         if node in self._same:
             return values[self._same[node]]
+        if node in self._passed:
+            number = self._passed[node]
+            return None if number is None else self.number(number)
         if is_arithmetic(meta) and self._sizes.knows(meta):
             return self._sizes.value(meta)
         if node.target is state_of:
@@ -142,6 +146,7 @@ def evaluate(
     sizes: Sizes,
     draws: Draws,
     same: Mapping[Node, Node] | None = None,
+    passed: Mapping[Node, Any] | None = None,
 ) -> Mapping[Node, Any]:
     """The value of each node.
 
@@ -151,8 +156,10 @@ def evaluate(
         sizes: Values of the symbols in its metadata.
         draws: Gives the keys of random ops.
         same: Calls that are left out, with those whose results stand in for theirs.
+        passed: Numbers that the host has computed, or None for those that no op takes.
     """
-    return _Evaluator(module, sizes, draws, same or {}).values(module, arguments)
+    evaluator = _Evaluator(module, sizes, draws, same or {}, passed=passed)
+    return evaluator.values(module, arguments)
 
 
 def call(

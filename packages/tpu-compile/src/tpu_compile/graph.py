@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from tpu_compile.call_numbers import CallNumbers
 from tpu_compile.fx_utils import subgraphs
 from tpu_compile.rng import Seeds
 from tpu_compile.sizes import Sizes, Symbols
@@ -29,7 +30,7 @@ class Graph:
         count: Number of its inputs.
         tensors: Positions of its tensor inputs.
         sizes: Positions of its inputs that are sizes.
-        scalars: Positions of its inputs that are numbers which it computes with.
+        passed: The numbers that a call passes to its program.
         inputs: All its integers as symbols, the host's sizes of the results' among them.
         integers: Positions of those.
         given: Its tensor inputs, as fake tensors.
@@ -49,7 +50,7 @@ class Graph:
     count: int
     tensors: list[int]
     sizes: list[int]
-    scalars: list[int]
+    passed: CallNumbers
     inputs: Symbols
     integers: list[int]
     given: list[torch.Tensor]

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tpu_compile import numbers, random_states
+from tpu_compile.call_numbers import CallNumbers
 from tpu_compile.evaluate import evaluate
 from tpu_compile.fx_utils import is_tensor, line_of, outputs
 from tpu_compile.graph import Graph
@@ -24,8 +25,8 @@ from tpu_compile.jagged import jagged_sizes
 from tpu_compile.keys import key_of
 from tpu_compile.op_digests import op_digests
 from tpu_compile.repeats import repeats
-from tpu_compile.rng import STATE, WORDS, Seeds, Words, as_scalars
-from tpu_compile.size_inputs import as_words, from_words, split_inputs, traced
+from tpu_compile.rng import STATE, WORDS, Seeds, Words
+from tpu_compile.size_inputs import split_inputs
 from tpu_compile.sizes import Sizes, Symbols
 from tpu_core.errors import UnsupportedOpError
 from tpu_core.extend import (
@@ -68,7 +69,10 @@ def graph_of(module: GraphModule, has_numbers: bool = True) -> Graph:
     values = [n.meta.get("val") for n in inputs]
     given = [values[i] for i in tensors]
     integers = [i for i, v in enumerate(values) if isinstance(v, (int, torch.SymInt))]
-    sizes, passed = split_inputs(module, inputs, given) if has_numbers else (integers, [])
+    sizes, passed = integers, CallNumbers(inputs)
+    if has_numbers:
+        sizes, *own = split_inputs(module, inputs, given)
+        passed = CallNumbers(inputs, *own)
     counts = [values[i] for i in sizes]
     symbols = Symbols(counts, given)
     of_host = Symbols([values[i] for i in integers], given)
@@ -80,7 +84,7 @@ def graph_of(module: GraphModule, has_numbers: bool = True) -> Graph:
         count=len(inputs),
         tensors=tensors,
         sizes=sizes,
-        scalars=passed,
+        passed=passed,
         inputs=of_host,
         integers=integers,
         given=given,
@@ -165,10 +169,11 @@ def run_graph(graph: Graph, *args: Any) -> list[Any]:
     value = dict(zip(graph.integers, integers, strict=True))
     words = graph.seeds.words(tensors[0].device, args)
     flat = [word for draw in words for word in draw]
-    seeds = as_scalars([*flat, *as_words([int(value.get(i, args[i])) for i in graph.scalars])])
+    bound = graph.inputs.bind(integers, [t.shape for t in tensors])
+    own = graph.passed.values({**dict(enumerate(args)), **value}, bound)
+    seeds = graph.passed.as_scalars(own, flat)
     sizes = [value[i] for i in graph.sizes]
     made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
-    bound = graph.inputs.bind(integers, [t.shape for t in tensors])
 
     def result(wanted: Any, is_made: bool) -> Any:
         if is_made:
@@ -236,11 +241,10 @@ def _batched(
             remedy="Leave out is_grads_batched=True and vectorize=True, or the compilation.",
         )
     values: list[Any] = [None] * graph.count
-    passed = (graph.scalars, from_words(seeds))
-    for positions, given in ((graph.tensors, inputs), (graph.sizes, sizes), passed):
+    for positions, given in ((graph.tensors, inputs), (graph.sizes, sizes)):
         for i, value in zip(positions, given):
             values[i] = value
-    results = random_states.OpByOp(graph.module).run(*values)
+    results = random_states.OpByOp(graph.module).run_with(values, graph.passed.of_scalars(seeds))
     return [r for r, made in zip(results, graph.made) if made]
 
 
@@ -263,15 +267,17 @@ def _evaluate(
     draws = WORDS * len(graph.seeds)
     given = {**dict(zip(graph.tensors, inputs)), **dict(zip(graph.sizes, sizes))}
     places = graph.module.graph.find_nodes(op="placeholder")
-    passed = [places[i] for i in graph.scalars]
-    given |= zip(graph.scalars, traced(seeds[draws:], passed))
+    passed = graph.passed.traced(seeds[draws:])
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
-    arguments = [given.get(i, _fraction(n, bound)) for i, n in enumerate(places)]
+    arguments = [
+        passed[n] if n in passed else given.get(i, _fraction(n, bound))
+        for i, n in enumerate(places)
+    ]
     if graph.bounded is not None:
         results = graph.bounded.results(arguments, bound)
         return [r for r, is_made in zip(results, graph.made, strict=True) if is_made]
     same = graph.same if is_tracing() else {}
-    values = evaluate(graph.module, arguments, bound, Words(seeds[:draws]), same)
+    values = evaluate(graph.module, arguments, bound, Words(seeds[:draws]), same, passed)
     return [values[r] for r, is_made in zip(graph.results, graph.made) if is_made]
 
 

@@ -125,32 +125,51 @@ def _is_input_on_cpu(node: Node) -> bool:
 def _compile_without_constants(
     module: GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[..., Any] | None:
-    """A function whose results on the CPU are constants of the graph; None where none are.
+    """A function whose results on the CPU the host computes, once or of integers; None where none
+    are so.
 
-    What indexes with a list keeps that for backward.
+    What indexes with a list keeps that for backward, and ``math.sqrt(n)`` is a tensor to Dynamo.
     """
-    fixed = constants(module, set())
+    fixed = constants(module, known_symbols(module))
     results = outputs(module)
     wanted = [i for i, r in enumerate(results) if r in fixed and _is_on_cpu(r)]
-    if not wanted:
+    nodes = _ancestors([results[i] for i in wanted])
+    if not wanted or any(n.op == "placeholder" and is_tensor(n) for n in nodes):
         return None
-    made = part_of(module, list(fixed), [], [results[i] for i in wanted])
+    placeholders = module.graph.find_nodes(op="placeholder")
+    given = [i for i, n in enumerate(placeholders) if n in nodes]
+    made = random_states.OpByOp(
+        part_of(module, nodes, [placeholders[i] for i in given], [results[i] for i in wanted])
+    )
     rest = GraphModule(module, copy.deepcopy(module.graph))
     (output,) = rest.graph.find_nodes(op="output")
     kept = [None if i in wanted else r for i, r in enumerate(outputs(rest))]
     output.args = (tuple(kept),)
     rest.recompile()
-    values = dict(zip(wanted, random_states.OpByOp(made).run(), strict=True))
+    once = None if given else made.run()
     run = compile_graph(rest, example_inputs)
 
     def with_constants(arguments: list[Any]) -> list[Any]:
+        values = made.run(*(arguments[i] for i in given)) if once is None else once
         found = list(run(arguments))
-        for i, value in values.items():
+        for i, value in zip(wanted, values, strict=True):
             found[i] = value.clone()
         return found
 
     vars(with_constants)["_boxed_call"] = True
     return with_constants
+
+
+def _ancestors(nodes: Sequence[Node]) -> list[Node]:
+    """Some nodes and all that they follow from, in order."""
+    found: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return sorted(found)
 
 
 def _fold_windows(module: GraphModule) -> None:

@@ -88,7 +88,7 @@ def can_be_computed(node: Node) -> bool:
     made = node.op == "placeholder" or node.target in (*_ARITHMETIC, operator.getitem, ITEM)
     if node.target in (operator.floordiv, operator.mod):
         made = isinstance(node.args[1], int) and node.args[1] != 0  # XLA divides by 0 in silence
-    return made and all(_takes(user, node) for user in node.users)
+    return made and all(takes(user, node) for user in node.users)
 
 
 def window(op: Any, args: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -98,7 +98,8 @@ def window(op: Any, args: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
     return dim, start, end, step
 
 
-def _takes(user: Node, number: Node) -> bool:
+def takes(user: Node, number: Node) -> bool:
+    """Return whether a node takes a number that its program has no value of as it is traced."""
     if user.op == "output" or user.target in _ARITHMETIC:
         return True
     op = user.target

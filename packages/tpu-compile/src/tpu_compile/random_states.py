@@ -8,6 +8,7 @@ state it draws from is noted on its node; states stay on the host.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +83,12 @@ def _metadata(node: Node) -> Any:
 
 class OpByOp(Interpreter):
     """Runs a graph that cannot be lowered: each op is recorded, and falls back where it has to."""
+
+    def run_with(self, arguments: Sequence[Any], numbers: Mapping[Node, Any]) -> Any:
+        """The results for some arguments, and numbers that are known already."""
+        inputs = self.graph.find_nodes(op="placeholder")
+        given = [numbers.get(node, value) for node, value in zip(inputs, arguments, strict=True)]
+        return self.run(*given, initial_env={n: v for n, v in numbers.items() if n not in inputs})
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op; PyTorch knows the two random ones for its own devices alone."""

@@ -1,18 +1,16 @@
 """Integers that a graph is given: sizes, numbers that it computes with, and those it does not need.
 
 Each value of a size is a bucket or a program. An integer that no shape follows from, such as a
-position or a divisor, is a number of the call instead, as those of eager's ops are.
+position or a divisor, is a number of the call instead, as those of eager's ops are, and so is what
+the host computes of such integers.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
@@ -21,19 +19,17 @@ from tpu_compile import numbers
 from tpu_compile.fx_utils import subgraphs
 from tpu_compile.sizes import SYMBOLIC, Symbols, is_known
 
-_MOST_FACTOR = 1 << 16
-_WORD = 32  # bits of the numbers that stand for those of a call
-
 
 def split_inputs(
     module: GraphModule, inputs: Sequence[Node], given: Sequence[torch.Tensor]
-) -> tuple[list[int], list[int]]:
-    """Positions of the inputs that are sizes, and of those that are numbers.
+) -> tuple[list[int], list[Node], list[Node]]:
+    """Positions of the inputs that are sizes, the numbers that a call passes to the program, and
+    those that the host alone computes.
 
-    An integer that no node uses is neither where all shapes follow from the others: a backward
-    graph takes sizes of its forward that its tensors do not have, such as ``n`` where they have
-    ``n + m``. What a graph returns of its integers the host knows. A truth that forward made of
-    sizes, such as ``n > 6``, is a number.
+    A number is an input, or what the host computes of inputs, as Python would: ``1 / n``. An
+    integer that no node uses is neither where all shapes follow from the others: a backward graph
+    takes sizes of its forward that its tensors do not have, such as ``n`` where they have
+    ``n + m``. What a graph returns of its integers the host knows.
 
     Args:
         module: The graph.
@@ -46,9 +42,8 @@ def split_inputs(
     def known(positions: Iterable[int]) -> AbstractSet[Any]:
         return Symbols([values[i] for i in positions], given).known
 
-    truths = [i for i, v in enumerate(values) if isinstance(v, torch.SymBool)]
     all_known = known(integers)
-    found = [i for i in integers if _may_be_number(inputs[i])]
+    found = [i for i in integers if isinstance(values[i], torch.SymInt)]
     while found:
         rest = known(i for i in integers if i not in found)
         fixed = _needed(module, all_known, rest)
@@ -61,47 +56,33 @@ def split_inputs(
     used = [i for i in sizes if _is_used(inputs[i])]
     if len(used) < len(sizes):
         unused = {inputs[i] for i in sizes if i not in used}
+        unused.update(n for n in inputs if _is_made(n) and _are_numbers(n, all_known))
         has, needs = known(sizes), known(used)
         if all(is_known(e, needs) for e in _expressions(module, unused) if is_known(e, has)):
             sizes = used
-    return sizes, [*found, *truths]
+    left = known(sizes)
+    passed: list[Node] = []
+    others: list[Node] = []
+    for node in module.graph.nodes:
+        if _is_for_call(node, all_known, left):
+            users = [u for u in node.users if u.op != "output"]
+            is_passed = any(not is_on_host(u, all_known) for u in users)
+            (passed if is_passed else others).append(node)
+    return sizes, passed, others
 
 
-def as_words(values: Sequence[int]) -> Iterator[int]:
-    """Two words of 32 bits for each number, which is one of 64."""
-    for value in values:
-        yield from (value & (1 << _WORD) - 1, value >> _WORD & (1 << _WORD) - 1)
+def is_on_host(node: Node, known: AbstractSet[Any]) -> bool:
+    """Return whether the host computes a node: Python's arithmetic on numbers that it knows."""
+    return (
+        node.op == "call_function"
+        and not isinstance(node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator))
+        and all(map(_is_number, [node, *node.all_input_nodes]))
+        and numbers.are_known(node.meta["val"], known)
+    )
 
 
-def from_words(words: Sequence[int]) -> list[int]:
-    """The numbers of such words; what stands above a word's 32 bits does not count."""
-    mask = (1 << _WORD) - 1
-    whole = [(high & mask) << _WORD | low & mask for low, high in _pairs(words)]
-    return [n - (n >> 2 * _WORD - 1 << 2 * _WORD) for n in whole]
-
-
-def traced(words: Sequence[Any], inputs: Sequence[Node]) -> list[jax.Array]:
-    """As `from_words`, of numbers that a program is given: int64 or truths, of no dims.
-
-    Args:
-        words: Two a number.
-        inputs: The placeholders of the numbers.
-    """
-    halves = [jnp.asarray(w).astype(jnp.uint32).astype(jnp.int64) for w in words]
-    found = [high << _WORD | low for low, high in _pairs(halves)]
-    are_truths = (isinstance(n.meta["val"], torch.SymBool) for n in inputs)
-    return [n.astype(bool) if is_truth else n for n, is_truth in zip(found, are_truths)]
-
-
-def _pairs(words: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(words[::2], words[1::2], strict=True)
-
-
-def _may_be_number(node: Node) -> bool:
-    """Return whether an input is an integer that a node uses, from 0 on: a negative index would be
-    counted from the end of an array, which may be padded.
-    """
-    return _is_used(node) and numbers.is_from_zero(node)
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, float, *SYMBOLIC))
 
 
 def _is_used(node: Node) -> bool:
@@ -121,28 +102,43 @@ def _needed(module: GraphModule, all_known: AbstractSet[Any], known: AbstractSet
         for value in tree_flatten(node.meta.get("val"))[0]:
             if numbers.are_known(value, known) or not numbers.are_known(value, all_known):
                 continue  # the latter is computed already
-            is_number = numbers.is_from_zero(node) and numbers.can_be_computed(node)
-            # A loop or branch may have it as a size, by a name of its own.
-            is_number = is_number and not any(map(_is_higher_order, node.users))
-            is_number = is_number and not _may_overflow(node)
-            is_given = node.op == "placeholder" and isinstance(value, torch.SymBool)
-            if not is_number and not is_given:
+            if not _is_for_call(node, all_known, known) or not _are_numbers(node, all_known):
                 found |= numbers.symbols(value)
         for inner in subgraphs(node):
             found |= _needed(inner, all_known, known)
     return found
 
 
-def _may_overflow(node: Node) -> bool:
-    """Return whether a product may not fit into 64 bits, which raises in PyTorch: one of two
-    numbers, or of one and a large constant.
-    """
-    factors = [f for f in node.args if isinstance(f, int) and abs(f) < _MOST_FACTOR]
-    return node.target is operator.mul and not factors
+def _is_for_call(node: Node, all_known: AbstractSet[Any], known: AbstractSet[Any]) -> bool:
+    """Return whether a node is a number that the host knows, and the program if it is passed."""
+    value = node.meta.get("val")
+    if _is_made(node) and _are_numbers(node, all_known):
+        return True
+    if not isinstance(value, SYMBOLIC) or numbers.are_known(value, known):
+        return False
+    is_given = node.op == "placeholder" and numbers.are_known(value, all_known)
+    return is_given or is_on_host(node, all_known)
 
 
-def _is_higher_order(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+def _is_made(node: Node) -> bool:
+    """Return whether an input is what forward made of its integers, such as ``n > 6``."""
+    value = node.meta.get("val")
+    return node.op == "placeholder" and isinstance(value, (torch.SymBool, torch.SymFloat))
+
+
+def _are_numbers(node: Node, known: AbstractSet[Any]) -> bool:
+    """Return whether each use of a number takes one that only the call has."""
+
+    def takes(user: Node) -> bool:
+        if user.op == "output" or is_on_host(user, known):
+            return True
+        if isinstance(user.target, torch._ops.HigherOrderOperator):
+            return False  # A loop or branch may have it as a size, by a name of its own.
+        # An index from the end would be counted from that of a padded array.
+        may_be_negative = user.target not in numbers.INDEXED and not _is_number(user)
+        return (may_be_negative or numbers.is_from_zero(node)) and numbers.takes(user, node)
+
+    return all(map(takes, node.users))
 
 
 def _expressions(module: GraphModule, without: Collection[Node] = ()) -> set[Any]:

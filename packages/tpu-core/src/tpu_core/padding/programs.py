@@ -23,7 +23,7 @@ from tpu_core.padding.recording import Description, describe, form_of_node, size
 from tpu_core.padding.segment_signature import SegmentSignatures
 from tpu_core.padding.sizes import NotPaddableError
 from tpu_core.padding.stored_families import StoredFamilies
-from tpu_core.padding.synthetic import has_graphs, ops_of, synthesize
+from tpu_core.padding.synthetic import has_graphs, has_lost_graphs, ops_of, synthesize
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.padded_array import PaddedArray, array_of, fitted
 
@@ -73,6 +73,11 @@ class PaddedPrograms:
     def has_graphs(s: Segment) -> bool:
         """Return whether an op of the segment is a graph, which may declare its sizes."""
         return has_graphs(s)
+
+    @staticmethod
+    def has_lost_graphs(s: Segment) -> bool:
+        """Return whether a graph that an op stands for was let go of, by a reset say."""
+        return has_lost_graphs(s)
 
     @staticmethod
     def ops_of(node: Node) -> Sequence[str]:

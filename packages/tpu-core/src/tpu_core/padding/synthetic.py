@@ -115,6 +115,16 @@ def has_graphs(segment: Segment) -> bool:
     return any(node.name in _FINDERS for node in segment.nodes)
 
 
+def has_lost_graphs(segment: Segment) -> bool:
+    """Return whether a graph that an op stands for was let go of, so that it cannot be lowered."""
+    try:
+        for node in segment.nodes:
+            _graph_of(node)
+    except KeyError:
+        return True
+    return False
+
+
 def ops_of(node: Node) -> Sequence[str]:
     """Names of what a node computes: its op, or those of the graph that it stands for."""
     graph = _graph_of(node)

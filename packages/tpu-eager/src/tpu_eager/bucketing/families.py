@@ -102,7 +102,8 @@ class Families:
     def _read(self) -> None:
         unread, self._unread = self._unread, []
         for s, program in unread:
-            self._add(s, program)
+            if not self._padded.has_lost_graphs(s):
+                self._add(s, program)
 
     def _add(self, s: Segment, program: Program) -> None:
         key = self._key(s)
@@ -350,8 +351,14 @@ class Families:
             bucketed.programs[buckets] = made
             if bucketed.form not in self._divided:
                 self._padded.save(bucketed)
-        counter = promotion.counter(s.key, values, buckets)
-        # Not later: sizes may be known better then, and these buckets be of others.
+
+        def padding() -> float:
+            # Sizes may be known better by then, and these buckets be of others.
+            known = family.bucketed is bucketed
+            return self._choice.waste(family, tuple(values), buckets) if known else 0.0
+
+        counter = promotion.counter(s.key, values, buckets, padding)
+        # Not later, for the same reason.
         waste = self._choice.waste(family, wanted, buckets)
 
         def gives_way(arguments: list[Any]) -> bool:

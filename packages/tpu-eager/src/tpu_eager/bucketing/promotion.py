@@ -1,14 +1,15 @@
 """Promotion of sizes from a bucketed program to one that fits them better.
 
 A padded program works on more than counts and masks what does not, in every run. A size that a loop
-comes back to again and again is worth a compile; one of many that come in turn is not. Neither is a
-bucket of sizes that a larger one serves, before that has cost as much time as the compile.
+comes back to again and again is worth a compile where its padding has cost as much time; one of
+many that come in turn is not. Neither is a bucket of sizes that a larger one serves, before that
+has cost as much time as the compile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpu_core.extend import PaddedPrograms
@@ -66,9 +67,18 @@ class PromotionPolicy:
         """Count a run, in a larger bucket, of what the bucket ``wanted`` is for."""
         self._wasted[wanted] = self._wasted.get(wanted, 0.0) + waste
 
-    def counter(self, key: str, values: Sequence[int], buckets: Sequence[int]) -> Counter:
-        """A counter of the runs of one size."""
-        return Counter(self, key, values, buckets)
+    def counter(
+        self, key: str, values: Sequence[int], buckets: Sequence[int], waste: Callable[[], float]
+    ) -> Counter:
+        """A counter of the runs of one size.
+
+        Args:
+            key: Of the segment in this size.
+            values: The sizes.
+            buckets: Those of the program that serves them.
+            waste: Gives the part of the compile of a program of its own that a run wastes.
+        """
+        return Counter(self, key, values, buckets, waste)
 
     def count(self) -> None:
         """Count a run of any size."""
@@ -89,9 +99,15 @@ class Counter:
     """Counts the runs of one size of a family."""
 
     def __init__(
-        self, family: PromotionPolicy, key: str, values: Sequence[int], buckets: Sequence[int]
+        self,
+        family: PromotionPolicy,
+        key: str,
+        values: Sequence[int],
+        buckets: Sequence[int],
+        waste: Callable[[], float],
     ) -> None:
-        self._family, self._key = family, key
+        self._family, self._key, self._waste = family, key, waste
+        self._padding: float | None = None
         self._values, self._buckets = values, buckets
         self._runs = 0
         self._wastes = family.waste(values, buckets)
@@ -113,6 +129,10 @@ class Counter:
             return False
         self._runs += 1
         if not self._family.often(self._runs) or not may_compile:
+            return False
+        if self._padding is None:
+            self._padding = self._waste()
+        if self._runs * self._padding < WASTE:
             return False
         self._family.promote(self._key, self._values, self._buckets)
         return True
