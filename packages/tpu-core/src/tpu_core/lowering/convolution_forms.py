@@ -35,25 +35,34 @@ def conv(x: Array, w: Array, **options: Any) -> Array:
         # cuDNN has no convolution of integers, and PyTorch no gradient of one.
         by_taps = functools.partial(convolve_by_taps, **options)
         return lax.platform_dependent(x, w, cuda=by_taps, default=whole)
-    if options.get("feature_group_count", 1) > 1 and slow_in_groups(x, w, w.shape[2:]):
+    groups = options.get("feature_group_count", 1)
+    if ways := platforms_of_taps(x, w, w.shape[2:], groups):
         by_taps = functools.partial(convolve_by_taps, **options)
-        return lax.platform_dependent(x, w, tpu=by_taps, default=whole)
+        return lax.platform_dependent(x, w, **dict.fromkeys(ways, by_taps), default=whole)
     return whole(x, w)
 
 
-# Positions of the kernel up to which a convolution in groups on a TPU is a sum over them.
+# Positions of the kernel up to which a convolution in groups is a sum over them.
 _MOST_GROUPED_TAPS = 49
 
 
-def slow_in_groups(x: Array, y: Array, kernel: Sequence[int]) -> bool:
-    """True if libtpu takes minutes to compile a convolution of ``x`` and ``y`` in groups.
+def platforms_of_taps(x: Array, y: Array, kernel: Sequence[int], groups: int) -> list[str]:
+    """Platforms on which a convolution in groups is a sum over the taps of its kernel.
 
-    At more than one pass of bfloat16 it unrolls such a convolution over positions: of
-    [16, 24, 24, 24] with a kernel of 3x3, over 90 s in 24 groups and 50 s in 4 (0.0.42); as sums
-    over the kernel's positions 2 and 7 s.
+    At more than one pass of bfloat16 libtpu unrolls such a convolution over positions: of
+    [16, 24, 24, 24] with a kernel of 3x3 it takes over 90 s to compile it in 24 groups and 50 s in
+    4 (0.0.42); as sums over the kernel's positions 2 and 7 s. XLA:CPU takes twice as long to run
+    it, and up to 240 times for the weight gradient.
+
+    Args:
+        x, y: The operands: image and kernel, or image and gradient.
+        kernel: Positions of the kernel in each spatial dim.
+        groups: Number of groups.
     """
-    exact = x.dtype == np.float32 and precision_of(x.dtype) != lax.Precision.DEFAULT
-    return exact and 0 < math.prod(kernel) <= _MOST_GROUPED_TAPS and bool(x.size and y.size)
+    few_taps = 0 < math.prod(kernel) <= _MOST_GROUPED_TAPS
+    if groups == 1 or x.dtype != np.float32 or not (few_taps and x.size and y.size):
+        return []
+    return ["cpu", *["tpu"] * (precision_of(x.dtype) != lax.Precision.DEFAULT)]
 
 
 def forward_convolution(
@@ -159,11 +168,14 @@ def transposed_convolution(
         w = by_group.reshape(groups * by_group.shape[1], *by_group.shape[2:])
     w = lax.rev(w, range(2, rank + 2))
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:])]
+    pads = [(r - p, r - p + o) for r, p, o in zip(reach, padding, output_padding)]
+    if groups > 1 and set(stride) == {1}:
+        return forward_convolution(x, w, stride, pads, dilation, groups)
     return conv(
         x,
         w,
         window_strides=(1,) * rank,
-        padding=[(r - p, r - p + o) for r, p, o in zip(reach, padding, output_padding)],
+        padding=pads,
         lhs_dilation=stride,
         rhs_dilation=dilation,
         dimension_numbers=(image, kernel if groups > 1 else swapped, image),

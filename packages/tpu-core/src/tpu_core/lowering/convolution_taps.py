@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from tpu_core.array_types import Num
+from tpu_core.dtypes import op_math
 from tpu_core.lowering.matmul import contract
 
 
@@ -78,25 +80,94 @@ def convolve_by_taps(
     """
     if dimension_numbers[1].startswith("IO"):
         w = w.swapaxes(0, 1)
-    rank, groups = x.ndim - 2, feature_group_count
-    zero = np.zeros((), x.dtype)
-    inside = lhs_dilation or (1,) * rank
-    edges = [(low, high, n - 1) for (low, high), n in zip(padding, inside)]
-    x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *edges])
-    batch, _, *sizes = x.shape
+    groups = feature_group_count
     features, channels, *kernel = w.shape
-    x = _by_group(x, groups)
     w = w.reshape(groups, features // groups, channels, *kernel)
-    spans = [n - d * (k - 1) for n, d, k in zip(sizes, rhs_dilation, kernel)]
-    outputs = [(span - 1) // s + 1 for span, s in zip(spans, window_strides)]
-    total: Any = None
-    for tap, window in windows_of_taps(x, 2, kernel, spans, window_strides, rhs_dilation):
-        rows = window.reshape(groups, -1, channels)
-        term = contract(rows, w[(..., *tap)], (((2,), (2,)), ((0,), (0,))))
-        total = term if total is None else total + term
-    total = total.reshape(groups, batch, *outputs, features // groups)
-    total = lax.transpose(total, (1, 0, rank + 2, *range(2, rank + 2)))
-    return total.reshape(batch, features, *outputs)
+    inside = lhs_dilation or (1,) * len(kernel)
+    each = zip(x.shape[2:], kernel, window_strides, padding, rhs_dilation, inside)
+    dims = [_Dim(*dim) for dim in each]
+    x = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *(d.room() for d in dims)])
+    x = _by_group(x, groups)
+    steps = (1, 1, *(d.step for d in dims), 1)
+    shape = (groups, x.shape[1], *(d.count for d in dims), features // groups)
+    parts = []
+    for phases in itertools.product(*(range(d.inside) for d in dims)):
+        total: Any = None
+        for tap in itertools.product(*map(_Dim.taps, dims, phases)):
+            starts = [d.start(phase, t) for d, phase, t in zip(dims, phases, tap)]
+            ends = [start + d.step * (d.count - 1) + 1 for d, start in zip(dims, starts)]
+            window = lax.slice(x, (0, 0, *starts, 0), (*x.shape[:2], *ends, channels), steps)
+            rows = window.reshape(groups, -1, channels)
+            term = contract(rows, w[(..., *tap)], (((2,), (2,)), ((0,), (0,))))
+            total = term if total is None else total + term
+        none = total is None  # the dilation is larger than the kernel
+        parts.append(jnp.zeros(shape, op_math(x.dtype)) if none else total.reshape(shape))
+    return _interleaved(parts, dims)
+
+
+class _Dim:
+    """A spatial dim of a convolution by taps.
+
+    The outputs of a dilated image are computed in phases: those that read the same taps, as the
+    others meet the holes between the image's positions.
+
+    Args:
+        size: Positions of the image.
+        kernel: Those of the kernel.
+        stride: Of the windows; 1 where the image is dilated.
+        padding: Low and high, of the dilated image.
+        dilation: Of the kernel.
+        inside: Of the image: the number of phases.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        kernel: int,
+        stride: int,
+        padding: tuple[int, int],
+        dilation: int,
+        inside: int,
+    ) -> None:
+        assert stride == 1 or inside == 1  # PyTorch has no convolution with both
+        self.size, self.kernel, self.step = size, kernel, stride
+        self.low, self.dilation, self.inside = padding[0], dilation, inside
+        whole = (size - 1) * inside + 1 + sum(padding)
+        self.outputs = (whole - dilation * (kernel - 1) - 1) // stride + 1
+        self.count = -(-self.outputs // inside)  # of a phase
+
+    def taps(self, phase: int) -> list[int]:
+        """The positions of the kernel that a phase reads."""
+        return [t for t in range(self.kernel) if not self._offset(phase, t) % self.inside]
+
+    def start(self, phase: int, tap: int) -> int:
+        """The position of the image, with its room, that a phase's first output reads."""
+        return self._offset(phase, tap) // self.inside + self.room()[0]
+
+    def room(self) -> tuple[int, int, int]:
+        """Padding of the image, as `lax.pad` takes it."""
+        phases = range(self.inside)
+        starts = [self._offset(p, t) // self.inside for p in phases for t in self.taps(p)]
+        last = max(starts) + self.step * (self.count - 1) + 1
+        return max(0, -min(starts)), max(0, last - self.size), 0
+
+    def _offset(self, phase: int, tap: int) -> int:
+        return phase + tap * self.dilation - self.low
+
+
+def _interleaved(
+    parts: Sequence[Num[Array, "groups batch *counts features"]], dims: Sequence[_Dim]
+) -> Num[Array, "batch groups*features *outputs"]:
+    """The outputs of all phases, in their places."""
+    rank = len(dims)
+    groups, batch, *counts, features = parts[0].shape
+    x = lax.concatenate([p[None] for p in parts], 0)
+    x = x.reshape(*(d.inside for d in dims), *parts[0].shape)
+    order = [n for i in range(rank) for n in (rank + 2 + i, i)]
+    x = lax.transpose(x, (rank + 1, rank, 2 * rank + 2, *order))
+    sizes = (n * d.inside for n, d in zip(counts, dims))
+    x = x.reshape(batch, groups * features, *sizes)
+    return lax.slice(x, (0,) * x.ndim, (*x.shape[:2], *(d.outputs for d in dims)))
 
 
 def _by_group(x: Num[Array, "batch channels *sizes"], groups: int) -> Num[Array, "*dims"]:

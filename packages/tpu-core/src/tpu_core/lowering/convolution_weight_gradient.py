@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from tpu_core.array_types import Num
-from tpu_core.lowering.convolution_forms import conv, slow_in_groups
+from tpu_core.lowering.convolution_forms import conv, platforms_of_taps
 from tpu_core.lowering.convolution_taps import (
     grouped_weight_gradient,
     padding_of_windows,
@@ -50,9 +50,13 @@ def weight_gradient(
         if x.shape[1] < _TPU_CHANNELS:
             on_tpu = functools.partial(_of_few_channels, gradient=correlation)
             return lax.platform_dependent(x, grad, tpu=on_tpu, default=correlation)
-    if groups > 1 and slow_in_groups(x, grad, kernel_size):
+    if ways := platforms_of_taps(x, grad, kernel_size, groups):
         in_groups = functools.partial(grouped_weight_gradient, **geometry, groups=groups)
-        return lax.platform_dependent(x, grad, tpu=in_groups, default=correlation)
+        forms = dict.fromkeys(ways, in_groups)
+        if groups == x.shape[1] == grad.shape[1]:
+            del forms["cpu"]  # XLA:CPU has a loop for channels by themselves
+        if forms:
+            return lax.platform_dependent(x, grad, **forms, default=correlation)
     return correlation(x, grad)
 
 
