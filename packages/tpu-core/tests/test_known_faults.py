@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -198,7 +200,10 @@ def test_what_overflows_between_two_functions():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_each_op_rounds_in_one_program(dtype):
+def test_each_op_rounds_in_one_program(dtype, request):
+    if dtype == torch.float16 and fuses_halves():
+        # The fault products-of-halves-are-fused, which nothing avoids.
+        request.applymarker(pytest.mark.xfail(strict=True))
     g = torch.Generator().manual_seed(0)
     x, y = (torch.randn(1000, generator=g).to(dtype) for _ in range(2))
     there = x.to("tpu"), y.to("tpu")
@@ -208,6 +213,12 @@ def test_each_op_rounds_in_one_program(dtype):
         lambda x, y: x - (x + y) + y,
     ):
         assert torch.equal(compute(*there).cpu(), compute(x, y))
+
+
+def fuses_halves():
+    info = Path("/proc/cpuinfo")
+    is_cpu = os.environ.get("TPU_PLATFORM", "cpu") == "cpu"
+    return is_cpu and info.exists() and "avx512_fp16" in info.read_text()
 
 
 KEEP_DENORMALS = {

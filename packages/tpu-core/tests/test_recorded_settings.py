@@ -14,6 +14,7 @@ import torch
 import tpu_core.lowering
 from interpreter import clean
 from tpu_core import _C
+from tpu_core.lowering.registry import REGISTRY
 from tpu_core.recorder.compute import GraphCompute
 from tpu_core.recorder.op_schema import _PRECISION_FAMILIES
 
@@ -105,13 +106,20 @@ def test_a_block_of_another_precision_ends() -> None:
 
 def test_ops_that_multiply_have_the_precision_in_their_signature() -> None:
     folder = Path(tpu_core.lowering.__file__).parent
-    users = set()
+    imported: dict[str, set[str]] = {}
     for file in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "tpu_core.lowering.precision":
-                users.add(file.stem)
-    assert "matmul" in users
-    assert users <= _PRECISION_FAMILIES
+        nodes = ast.walk(ast.parse(file.read_text()))
+        modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+        imported[file.stem] = {
+            m.rpartition(".")[2] for m in modules if m.startswith("tpu_core.lowering.")
+        }
+    users, seen = {"precision"}, set[str]()
+    while users != seen:  # by way of other files too
+        seen = set(users)
+        users |= {name for name, modules in imported.items() if modules & users}
+    families = users & {entry.family for entry in REGISTRY}
+    assert {"matmul", "convolution"} <= families
+    assert families <= _PRECISION_FAMILIES
 
 
 def test_a_lowering_of_another_package_is_known_by_its_source(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_traces_of_modules(make: Callable[[], nn.Module], shape: tuple[int, ...]
         y.square().sum().backward()
         found.append([y.detach().cpu(), *(p.grad.cpu() for p in loaded.parameters())])
     for got, want in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(got, want)
+        # oneDNN's sums of products have an order for each kind of CPU: 1.2e-5 apart with AVX512.
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
 
 
 def by_mask(x: Tensor) -> Tensor:

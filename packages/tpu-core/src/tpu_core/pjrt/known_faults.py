@@ -185,6 +185,16 @@ FAULTS = (
         (("xla_allow_excess_precision", False),),
     ),
     Fault(
+        "products-of-halves-are-fused",
+        "On CPUs with AVX512-FP16 a float16 product and the sum that takes it are rounded once in "
+        "compiled programs. CPU kernels, the default there, round both.",
+        "jaxlib",
+        ">=0.10",
+        ("cpu",),
+        None,
+        has_canary=False,  # few CPUs have it
+    ),
+    Fault(
         "barriers-are-stripped",
         "Optimization barriers are removed before fusion, which undoes activation checkpointing.",
         "jaxlib",
