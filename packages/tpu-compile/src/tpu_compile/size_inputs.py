@@ -66,12 +66,12 @@ def split_inputs(
     for node in module.graph.nodes:
         if _is_for_call(node, all_known, left):
             users = [u for u in node.users if u.op != "output"]
-            is_passed = any(not is_on_host(u, all_known) for u in users)
+            is_passed = any(not _is_on_host(u, all_known) for u in users)
             (passed if is_passed else others).append(node)
     return sizes, passed, others
 
 
-def is_on_host(node: Node, known: AbstractSet[Any]) -> bool:
+def _is_on_host(node: Node, known: AbstractSet[Any]) -> bool:
     """Return whether the host computes a node: Python's arithmetic on numbers that it knows."""
     return (
         node.op == "call_function"
@@ -117,7 +117,7 @@ def _is_for_call(node: Node, all_known: AbstractSet[Any], known: AbstractSet[Any
     if not isinstance(value, SYMBOLIC) or numbers.are_known(value, known):
         return False
     is_given = node.op == "placeholder" and numbers.are_known(value, all_known)
-    return is_given or is_on_host(node, all_known)
+    return is_given or _is_on_host(node, all_known)
 
 
 def _is_made(node: Node) -> bool:
@@ -130,7 +130,7 @@ def _are_numbers(node: Node, known: AbstractSet[Any]) -> bool:
     """Return whether each use of a number takes one that only the call has."""
 
     def takes(user: Node) -> bool:
-        if user.op == "output" or is_on_host(user, known):
+        if user.op == "output" or _is_on_host(user, known):
             return True
         if isinstance(user.target, torch._ops.HigherOrderOperator):
             return False  # A loop or branch may have it as a size, by a name of its own.
