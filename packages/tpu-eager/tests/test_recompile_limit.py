@@ -18,6 +18,7 @@ from tpu_core import modes
 from tpu_core.config import override
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
+from tpu_core.padding import fourier
 from tpu_core.runtime import initialize
 from tpu_eager.bucketing import host_runs, new_sizes, policy, recompile_limit, small_reads
 from tpu_eager.bucketing.line_programs import LinePrograms
@@ -39,7 +40,7 @@ def finish(x: torch.Tensor) -> torch.Tensor:
 
 
 def spectra(seed: int) -> Callable[[int], None]:
-    """The spectrum of another length each time, multiplied: its FFT cannot be padded."""
+    """The spectrum of another length each time, multiplied: its FFT is not padded."""
     draw, weight = random.Random(seed), torch.randn(4, 3)
 
     def step(size: int) -> None:
@@ -62,6 +63,12 @@ def no_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provider, "_parts", host_runs.HostRuns())
     # Sizes that are new to their form have programs at once: the limit is reached in few steps.
     monkeypatch.setattr(new_sizes, "_LEAST_OPS", sys.maxsize)
+
+
+@pytest.fixture(autouse=True)
+def no_transforms_on_padded_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFTs stand for what padded arrays do not serve, as those of long signals are."""
+    monkeypatch.setattr(fourier, "_MOST", 0)
 
 
 def test_what_cannot_be_padded_runs_by_cpu_kernels():
@@ -280,7 +287,7 @@ def test_a_longer_loop_at_another_line_is_beyond_the_limit():
 
 @pytest.mark.filterwarnings("ignore::tpu_core.errors.RecompileLimitWarning")
 def test_transforms_and_norms_of_complex_numbers_run_by_cpu_kernels():
-    """An FFT of another length is no program on padded arrays: it alone runs by a CPU kernel."""
+    """What is no program on padded arrays runs by a CPU kernel, and it alone."""
     weights = [torch.randn(3, 1) for _ in range(20)]
 
     def work(device: str, x: torch.Tensor) -> torch.Tensor:

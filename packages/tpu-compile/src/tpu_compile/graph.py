@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from tpu_compile.call_numbers import CallNumbers
 from tpu_compile.fx_utils import subgraphs
+from tpu_compile.inner_sizes import InnerSizes
 from tpu_compile.rng import Seeds
 from tpu_compile.sizes import Sizes, Symbols
 from tpu_compile.unbacked import Bounded
@@ -35,6 +36,7 @@ class Graph:
         integers: Positions of those.
         given: Its tensor inputs, as fake tensors.
         counts: Its inputs that are sizes, symbolic or not.
+        inner: Sizes of tensors inside of it that are no sum or product of others.
         results: For each output the node, a number, or None.
         made: For each output whether the program returns it.
         seeds: Words of the ops that draw random numbers.
@@ -55,6 +57,7 @@ class Graph:
     integers: list[int]
     given: list[torch.Tensor]
     counts: list[Any]
+    inner: InnerSizes
     results: list[Any]
     made: list[bool]
     seeds: Seeds
@@ -82,6 +85,10 @@ class Graph:
     def numbers(self, values: Sequence[int]) -> list[int]:
         """The size inputs of a call with these values."""
         return list(self.symbols.sizes(values).all(self.counts))
+
+    def inner_sizes(self, values: Sequence[int]) -> list[int]:
+        """Sizes of tensors inside of it that are no sum or product of others."""
+        return list(self.inner.values(tuple(values)))
 
     def operands(self, values: Sequence[int]) -> list[tuple[Shape, Shape]]:
         """Shape and strides of each tensor input."""

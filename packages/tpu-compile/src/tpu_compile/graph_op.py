@@ -21,6 +21,7 @@ from tpu_compile.call_numbers import CallNumbers
 from tpu_compile.evaluate import evaluate
 from tpu_compile.fx_utils import is_tensor, line_of, outputs
 from tpu_compile.graph import Graph
+from tpu_compile.inner_sizes import InnerSizes
 from tpu_compile.jagged import jagged_sizes
 from tpu_compile.keys import key_of
 from tpu_compile.op_digests import op_digests
@@ -89,6 +90,7 @@ def graph_of(module: GraphModule, has_numbers: bool = True) -> Graph:
         integers=integers,
         given=given,
         counts=counts,
+        inner=InnerSizes(module, symbols),
         results=results,
         made=[_is_made(r, of_host.known) for r in results],
         seeds=Seeds(module),
@@ -108,7 +110,10 @@ def _define() -> None:
     """Define the op, what it returns, and its lowering."""
     hide_lines_of(__file__)
     library = torch.library.Library("tpu_compile", "DEF")
-    library.define("graph(Tensor[] inputs, int[] sizes, Scalar[] seeds, str key) -> Tensor[]")
+    library.define(
+        "graph(Tensor[] inputs, int[] sizes, int[] inner_sizes, Scalar[] seeds, str key)"
+        " -> Tensor[]"
+    )
     library.impl("graph", _meta, "Meta")
     library.impl("graph", _batched, "Batched")
     _libraries.append(library)
@@ -135,18 +140,19 @@ def _has_only_tensors(graph: Graph) -> bool:
     """Return whether a graph is a function of tensors that gives tensors and constants."""
     results = zip(graph.results, graph.made)
     plain = all(is_tensor(r) if made else not isinstance(r, Node) for r, made in results)
-    return plain and not len(graph.seeds) and 0 < len(graph.tensors) == graph.count
+    given = 0 < len(graph.tensors) == graph.count and not graph.inner
+    return plain and not len(graph.seeds) and given
 
 
 def _of_tensors(graph: Graph) -> Callable[[list[Any]], list[Any]]:
     op, key, whole = torch.ops.tpu_compile.graph.default, graph.key, all(graph.made)
 
     def general(tensors: list[Any]) -> list[Any]:
-        made: list[Any] = op(tensors, (), (), key)
+        made: list[Any] = op(tensors, (), (), (), key)
         return made
 
     # The dispatcher and its boxing would cost as much as XLA's call.
-    record = op_caller("tpu_compile::graph", general, ((), (), key))
+    record = op_caller("tpu_compile::graph", general, ((), (), (), key))
 
     def run(tensors: list[Any]) -> list[Any]:
         GRAPHS[key] = graph
@@ -173,7 +179,10 @@ def run_graph(graph: Graph, *args: Any) -> list[Any]:
     own = graph.passed.values({**dict(enumerate(args)), **value}, bound)
     seeds = graph.passed.as_scalars(own, flat)
     sizes = [value[i] for i in graph.sizes]
-    made = iter(torch.ops.tpu_compile.graph(tensors, sizes, seeds, graph.key))
+    inner: list[int] = []
+    if graph.inner:
+        inner = graph.inner_sizes(graph.values(sizes, [t.shape for t in tensors]))
+    made = iter(torch.ops.tpu_compile.graph(tensors, sizes, inner, seeds, graph.key))
 
     def result(wanted: Any, is_made: bool) -> Any:
         if is_made:
@@ -209,7 +218,11 @@ def try_to_lower(graph: Graph) -> None:
 
 
 def _meta(
-    inputs: list[torch.Tensor], sizes: list[int], seeds: list[Any], key: str
+    inputs: list[torch.Tensor],
+    sizes: list[int],
+    inner_sizes: list[int],
+    seeds: list[Any],
+    key: str,
 ) -> list[torch.Tensor]:
     graph = GRAPHS[key]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
@@ -225,7 +238,11 @@ def _meta(
 
 
 def _batched(
-    inputs: list[torch.Tensor], sizes: list[int], seeds: list[Any], key: str
+    inputs: list[torch.Tensor],
+    sizes: list[int],
+    inner_sizes: list[int],
+    seeds: list[Any],
+    key: str,
 ) -> list[torch.Tensor]:
     """The graph op by op, in ``is_grads_batched=True``, where PyTorch batches each op.
 
@@ -248,7 +265,9 @@ def _batched(
     return [r for r, made in zip(results, graph.made) if made]
 
 
-def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: str) -> str:
+def _identity(
+    inputs: Sequence[Any], sizes: list[int], inner_sizes: list[int], seeds: list[Any], key: str
+) -> str:
     """Of those of its ops that have one: the graph's key knows them by name."""
     graph = GRAPHS[key]
     bound = graph.symbols.bind(sizes, [x.shape for x in inputs])
@@ -256,7 +275,11 @@ def _identity(inputs: Sequence[Any], sizes: list[int], seeds: list[Any], key: st
 
 
 def _lower(
-    inputs: Sequence[jax.Array], sizes: Sequence[int], seeds: Sequence[Any], key: str
+    inputs: Sequence[jax.Array],
+    sizes: Sequence[int],
+    inner_sizes: Sequence[int],
+    seeds: Sequence[Any],
+    key: str,
 ) -> list[jax.Array]:
     return _evaluate(GRAPHS[key], inputs, sizes, seeds)
 

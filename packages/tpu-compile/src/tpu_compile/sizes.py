@@ -210,6 +210,10 @@ class Sizes:
         function = sympy.lambdify(symbols, expression, modules=[_DIM_FUNCTIONS])
         return function(*(self._dims[s] for s in symbols))
 
+    def integer(self, expression: Any) -> int:
+        """An integer expression, where all symbols have integers."""
+        return int(expression.xreplace(self._values))
+
     def all(self, numbers: Iterable[Any]) -> tuple[Any, ...]:
         """As `value`, of several."""
         return tuple(map(self.value, numbers))

@@ -127,6 +127,26 @@ def grouped(x: torch.Tensor) -> torch.Tensor:
 
 # name: function of tensors, inputs of a size.
 DIFFERENTIABLE: dict[str, tuple[Function, Inputs]] = {
+    "spectrum": (lambda x: torch.fft.rfft(x, norm="ortho").abs(), floats(columns)),
+    "filter": (
+        lambda x: torch.fft.irfft(torch.fft.rfft(x) * 0.5, n=x.shape[-1]),
+        floats(columns),
+    ),
+    "filter of rows": (
+        lambda x: torch.fft.ifft(torch.fft.fft(x, dim=0) * 2j, dim=0).imag,
+        floats(rows),
+    ),
+    "filter of images": (
+        lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=x.shape[-2:]),
+        floats(lambda n: (2, n, n + 3)),
+    ),
+    "convolution by spectra": (
+        lambda x, y: torch.fft.irfft(
+            torch.fft.rfft(x, n=2 * x.shape[-1]) * torch.fft.rfft(y, n=2 * x.shape[-1]),
+            n=2 * x.shape[-1],
+        )[..., : x.shape[-1]],
+        floats(columns, lambda n: (n,)),
+    ),
     "pointwise": (lambda x: torch.tanh(x) * x + torch.where(x > 0, x, -x).sqrt(), floats(rows)),
     "pointwise of two": (lambda x, y: x * y.sigmoid() - x / (1 + y * y), floats(middle, middle)),
     "broadcast": (lambda x, y: x * y[None, :, None], floats(middle, lambda n: (n,))),

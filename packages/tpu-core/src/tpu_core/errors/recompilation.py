@@ -10,7 +10,7 @@ class RecompileLimitWarning(TpuWarning):
 
     **How it happens.** Sizes that vary are served by a few programs on padded arrays. Where the ops
     themselves differ, as a loop that joins another number of tensors in each step, or where an op
-    has no rule for padded arrays, as FFTs of other lengths, each step would be another program.
+    has no rule for padded arrays, as FFTs of long signals, each step would be another program.
     After `TPU_RECOMPILE_LIMIT` programs for one line (8) what differs runs by PyTorch's CPU kernels
     from then on. So do the ops before and after it, until that has taken as long as to compile
     them. The results are the same; on a TPU each step copies what a part reads to the host, and
@@ -20,7 +20,7 @@ class RecompileLimitWarning(TpuWarning):
     ```console
     train.py:31: RecompileLimitWarning: [TPU1022] 8 programs were compiled for this step, and its...
       first op that differs: aten._fft_r2c.default
-      not on padded arrays: train.py:31/aten._fft_r2c: the parameter 'fft_lengths' of 'fft' ...
+      not on padded arrays: train.py:31/aten._fft_r2c: a Fourier transform over sizes of more ...
       from now on: what differs runs by CPU kernels, the rest too until a program of it pays
       step ends at: train.py:34 in step
     ```

@@ -24,7 +24,8 @@ def register_graph_op(
     Args:
         op: The overload, which takes ``(Tensor[] inputs, int[] sizes, ..., str key)`` and returns
             ``Tensor[]``: ``"tpu_compile.graph.default"``. Its lowering is registered with
-            `register`.
+            `register`. ``int[] inner_sizes`` are those of tensors inside of it that are no sum or
+            product of its operands' sizes.
         graph_of: The graph of a ``key``.
         updates: For a ``key``, positions of results that are new values of inputs, with the
             positions of these inputs.

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from tpu_core.padding.fit import Fit
@@ -89,6 +90,9 @@ class PaddingContext:
         values = [np.asarray(v) for v in seen]
         if any(v.ndim for v in values):
             raise NotPaddableError("a constant array depends on a size")
+        if dtype.kind == "c":
+            parts = ([v.real for v in values], [v.imag for v in values])
+            return lax.complex(*(self._same_or_number(part) for part in parts))
         numbers = [v.item() for v in values]
         known = self._fit.follow(numbers, dtype)
         if known is None or not known.factors:
@@ -103,6 +107,10 @@ class PaddingContext:
             return (actual.astype(np.float64) / known.divisor).astype(dtype)
         count = actual.astype(np.float64)
         return (known.numerator / (jnp.sqrt(count) if known.root else count)).astype(dtype)
+
+    def _same_or_number(self, seen: Sequence[Any]) -> jax.Array:
+        is_same = all(_same(seen[0], v) for v in seen[1:])
+        return jnp.asarray(seen[0]) if is_same else self.number(seen)
 
 
 def run(

@@ -1,9 +1,9 @@
-"""Rules of matrix factorizations, triangular solves and FFTs: padding is the identity, or zeros.
+"""Rules of matrix factorizations and triangular solves: padding is the identity, or zeros.
 
 A factorization of ``[[A, 0], [0, I]]`` is that of ``A`` beside the identity, with pivots as well:
 zeros are not chosen before elements that count. Eigenvectors and singular vectors have a rule for
 batches of matrices of one size alone: where values coincide, those of padding in a matrix mix with
-the others. So have FFTs, as each length is another sum.
+the others.
 """
 
 from __future__ import annotations
@@ -108,11 +108,9 @@ def qr(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) ->
     return results
 
 
-def _of_batch(
-    context: PaddingContext, eqns: list[JaxprEqn], x: Padded, rank: int, why: str
-) -> list[Padded]:
-    """A function of the last ``rank`` dims, none of which varies."""
-    lead = len(x.dims) - rank
+def _of_batch(context: PaddingContext, eqns: list[JaxprEqn], x: Padded, why: str) -> list[Padded]:
+    """A function of matrices whose size does not vary."""
+    lead = len(x.dims) - 2
     if not all(map(is_static, x.dims[lead:])):
         raise NotPaddableError(why)
     x = Padded(context.space.mask(x, range(lead), 0), x.dims)
@@ -121,16 +119,10 @@ def _of_batch(
     return [Padded(r, (*x.dims[:lead], *dims)) for r, dims in zip(results, own)]
 
 
-@rule("fft")
-def fft(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
-    rank = len(eqns[0].params["fft_lengths"])
-    return _of_batch(context, eqns, operands[0], rank, "an FFT whose length varies")
-
-
 @rule("eigh")
 def eigh(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -> list[Padded]:
     why = "eigenvectors of matrices whose size varies"
-    return _of_batch(context, eqns, operands[0], 2, why)
+    return _of_batch(context, eqns, operands[0], why)
 
 
 @rule("svd")
@@ -139,7 +131,7 @@ def svd(context: PaddingContext, eqns: list[JaxprEqn], operands: list[Padded]) -
     params = eqns[0].params
     if params["compute_uv"] or params["subset_by_index"]:
         why = "singular vectors of matrices whose size varies"
-        return _of_batch(context, eqns, operands[0], 2, why)
+        return _of_batch(context, eqns, operands[0], why)
     x = _with_zeros(context, operands[0])
     (values,) = bind(eqns[0], [x.array])
     size = context.out(eqns)[-1]

@@ -19,6 +19,7 @@ from tpu_core.lowering.tables import Table, replaced
 from tpu_core.padding import (
     contractions,
     elementwise,
+    fourier,
     indexing,
     linalg,
     loops,
@@ -33,7 +34,17 @@ from tpu_core.padding.sizes import NotPaddableError, Size
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
 
-RULE_MODULES = (contractions, elementwise, indexing, linalg, loops, reductions, shapes, windows)
+RULE_MODULES = (
+    contractions,
+    elementwise,
+    fourier,
+    indexing,
+    linalg,
+    loops,
+    reductions,
+    shapes,
+    windows,
+)
 
 Shape = tuple[Size, ...]
 

@@ -16,6 +16,7 @@ from tpu_core.compiler.segment import Node, Segment
 from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import SLICE, WHOLE, Access
 from tpu_core.recorder.compute import LoweringCompute
+from tpu_core.recorder.dynamic_arguments import OF_TENSORS
 from tpu_core.recorder.plan import Blank, NodePlan, Number, Operand, Repeated, _Written
 
 _T = TypeVar("_T")
@@ -133,14 +134,15 @@ def _plan(plan: NodePlan) -> _Described:
     places: list[int] = []
     arguments: list[int] = []
 
-    def walk(value: Any, is_size: bool) -> None:
-        if is_size and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-            form.append("i")
-            arguments.append(int(value))
+    def walk(value: Any, found: list[int] | None = None) -> None:
+        if found is not None and _may_vary(value, found is sizes):
+            # Without elements it is another program, as a tensor is.
+            form.append("i" if found is arguments or value else "0")
+            found.append(int(value))
         elif isinstance(value, (list, tuple)):
             form.append(f"[{type(value).__name__}{len(value)}")
             for v in value:
-                walk(v, is_size)
+                walk(v, found)
         elif isinstance(value, Operand):
             form.append(f"o{value.index}")
         elif isinstance(value, Number):
@@ -152,7 +154,7 @@ def _plan(plan: NodePlan) -> _Described:
             sizes.extend(value.aval.shape)
         elif isinstance(value, _Written):
             form.append("w")
-            walk(value.read, is_size)
+            walk(value.read)
         elif isinstance(value, Access):
             base, dtype = dtype_text(value.base_dtype), dtype_text(value.dtype)
             form.append(f"a{value.form}{base}{dtype}{value.dims}")
@@ -171,9 +173,20 @@ def _plan(plan: NodePlan) -> _Described:
 
     for name, keyword, value in plan.template:
         form.append(f"{name}{keyword}")
-        walk(value, name in plan.sizes)
-    walk([*plan.reads, *plan.writes], False)
+        walk(value, _kind(name, plan, sizes, arguments))
+    walk([*plan.reads, *plan.writes])
     return "|".join(form), tuple(sizes), tuple(places), tuple(arguments)
+
+
+def _may_vary(value: Any, is_size: bool) -> bool:
+    """Return whether a value is an integer, and none that no tensor has as its size."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and (value >= 0 or not is_size)
+
+
+def _kind(name: str, plan: NodePlan, sizes: _T, arguments: _T) -> _T | None:
+    """Whichever has the integers of an argument; None where they may not vary."""
+    return None if name not in plan.sizes else sizes if name in OF_TENSORS else arguments
 
 
 def with_integers(
@@ -191,16 +204,16 @@ def with_integers(
         results: The shape of each result of its computation.
     """
 
-    def walk(value: Any, is_size: bool) -> Any:
-        if is_size and isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-            return next(arguments)
+    def walk(value: Any, given: Iterator[Any] | None = None) -> Any:
+        if given is not None and _may_vary(value, given is sizes):
+            return next(given)
         if isinstance(value, (list, tuple)):
-            return type(value)([walk(v, is_size) for v in value])
+            return type(value)([walk(v, given) for v in value])
         if isinstance(value, Blank):
             shape = tuple(next(sizes) for _ in value.aval.shape)
             return Blank(jax.ShapeDtypeStruct(shape, value.aval.dtype))
         if isinstance(value, _Written):
-            return _Written(walk(value.read, is_size))
+            return _Written(walk(value.read))
         return access(value) if isinstance(value, Access) else value
 
     def access(value: Access) -> Access:
@@ -236,7 +249,9 @@ def with_integers(
             return type(out)([aval(o) for o in out])
         return jax.ShapeDtypeStruct(next(results), out.dtype)
 
-    template = [(n, k, walk(value, n in plan.sizes)) for n, k, value in plan.template]
+    template = [
+        (n, k, walk(value, _kind(n, plan, sizes, arguments))) for n, k, value in plan.template
+    ]
     reads = [access(a) for a in plan.reads]
     writes = [access(a) for a in plan.writes]
     assert isinstance(plan.compute, LoweringCompute)

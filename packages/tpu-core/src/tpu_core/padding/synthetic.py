@@ -69,7 +69,9 @@ Shape = tuple[int, ...]
 
 
 class DynamicGraph(Protocol):
-    """Interface of a graph with dynamic sizes; its op takes ``(inputs, sizes, ..., key)``."""
+    """Interface of a graph with dynamic sizes; its op takes ``(inputs, sizes, ..., key)``, and may
+    take ``inner_sizes``.
+    """
 
     @property
     def ops(self) -> Sequence[str]:
@@ -91,6 +93,10 @@ class DynamicGraph(Protocol):
 
     def numbers(self, values: Sequence[int]) -> list[int]:
         """The size inputs of a call with these values."""
+        ...
+
+    def inner_sizes(self, values: Sequence[int]) -> list[int]:
+        """Sizes of tensors inside of the graph that are no sum or product of those of operands."""
         ...
 
     def operands(self, values: Sequence[int]) -> list[tuple[Shape, Shape]]:
@@ -299,7 +305,7 @@ class _Reader:
             if node.plan.checks:
                 made = [*made, checks.WORD.shape]
             shapes |= {k: n for k, n in zip(node.outputs, made, strict=True) if k is not None}
-            plan = _plan(node.plan, graph.numbers(values), reads, graph.shapes(values))
+            plan = _plan(node.plan, graph, values, reads)
             nodes.append(replace(node, plan=plan))
         slots = [Slot(x.is_input, x.dtype, shapes.get(k, x.shape)) for k, x in enumerate(s.slots)]
         return replace(s, key=f"{s.key} for {sizes}", nodes=nodes, slots=slots)
@@ -313,10 +319,14 @@ def _graph_of(node: Node) -> DynamicGraph | None:
 
 
 def _plan(
-    plan: NodePlan, numbers: list[int], reads: list[Access], results: Sequence[Shape]
+    plan: NodePlan, graph: DynamicGraph, values: Sequence[int], reads: list[Access]
 ) -> NodePlan:
-    template = [(n, k, numbers if n == "sizes" else value) for n, k, value in plan.template]
-    compute = plan.compute
+    sizes = {"sizes": graph.numbers, "inner_sizes": graph.inner_sizes}
+    template = [
+        (name, keyword, sizes[name](values) if name in sizes else value)
+        for name, keyword, value in plan.template
+    ]
+    compute, results = plan.compute, graph.shapes(values)
     if not isinstance(compute, LoweringCompute):
         raise _NotDerivable
     (before,) = compute.out

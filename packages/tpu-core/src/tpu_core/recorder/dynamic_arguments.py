@@ -33,8 +33,11 @@ _DECLARED: dict[str, frozenset[str]] = {
     "aten::logspace": frozenset({"steps"}),
     "aten::tril_indices": frozenset({"col", "row"}),
     "aten::triu_indices": frozenset({"col", "row"}),
-    "tpu_compile::graph": frozenset({"sizes"}),
+    "tpu_compile::graph": frozenset({"sizes", "inner_sizes"}),
 }
+
+# Of these the sizes of tensors that an op makes for itself. Others follow from sizes of tensors.
+OF_TENSORS = frozenset({"inner_sizes"})
 
 # In a schema's text: `real_type` says int for SymInt.
 _SYMINT = re.compile(r"SymInt(?:\[\d*\])?\??(?:\[\])?\s+(\w+)")
