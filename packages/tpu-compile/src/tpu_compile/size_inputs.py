@@ -114,8 +114,12 @@ def _is_for_call(node: Node, all_known: AbstractSet[Any], known: AbstractSet[Any
     value = node.meta.get("val")
     if _is_made(node) and _are_numbers(node, all_known):
         return True
-    if not isinstance(value, SYMBOLIC) or numbers.are_known(value, known):
+    if not isinstance(value, SYMBOLIC):
         return False
+    if numbers.are_known(value, known):
+        # Of sizes too: which number two of them make is no expression that programs have.
+        is_ratio = isinstance(value, torch.SymFloat) and _is_on_host(node, all_known)
+        return is_ratio and _are_numbers(node, all_known)
     is_given = node.op == "placeholder" and numbers.are_known(value, all_known)
     return is_given or _is_on_host(node, all_known)
 
