@@ -85,3 +85,14 @@ def test_an_integer_below_zero_has_a_program_of_its_own() -> None:
     for n in (3, -2, 4, -1, 0, 2, -3):
         x = torch.randn(4, 6)
         torch.testing.assert_close(compiled(x.to("tpu"), n).cpu(), function(x, n))
+
+
+def test_equal_ratios_are_no_program_of_their_own() -> None:
+    def resized(x: torch.Tensor, size: int) -> torch.Tensor:
+        return F.interpolate(x, size=(size, size), mode="bilinear").tanh().sum()
+
+    compiled, before = torch.compile(resized, dynamic=True), METRICS.snapshot()
+    for shape, n in (((5, 7), 9), ((6, 9), 11), ((6, 6), 9), ((7, 5), 9), ((7, 7), 12)):
+        x = torch.randn(1, 2, *shape)
+        torch.testing.assert_close(compiled(x.to("tpu"), n).cpu(), resized(x, n))
+    assert METRICS.delta(before)["compiles"] <= 3

@@ -55,6 +55,14 @@ def test_layouts_and_lists():
         assert "tensors 2 items -> 3 items" in reason
 
 
+def test_one_number_for_all_tensors_of_a_list():
+    x = zeros(3, 23)
+    with torch.tpu.set_eager_mode("strict"):
+        torch._foreach_mul([x, x], [2.5, 2.5])
+        reason, _ = reason_of(lambda: torch._foreach_mul([x, x], [2.5, 3.5]))
+    assert "scalars 2 equal numbers -> 2 items" in reason
+
+
 def test_growing_storages_behind_a_window_of_one_size():
     x, longer = zeros(31, 5), zeros(32, 5)
     with torch.tpu.set_eager_mode("strict"):

@@ -65,10 +65,15 @@ class CallNumbers:
         return [float(found[n]) if is_float else _int64(found[n]) for n, is_float in pairs]
 
     def as_scalars(self, values: Sequence[Any], words: Sequence[int]) -> list[Any]:
-        """``Scalar[]`` of an op: words of random numbers, those of integers, and floats."""
+        """``Scalar[]`` of an op: words of random numbers, those of integers, floats, and beside
+        floats alone an integer.
+        """
         integers = [n for n, is_float in zip(values, self._are_floats) if not is_float]
         floats = [n for n, is_float in zip(values, self._are_floats) if is_float]
-        return [*as_scalars([*words, *_as_words(integers)]), *floats]
+        scalars = as_scalars([*words, *_as_words(integers)])
+        # A list of one number several times is recorded in another form, which is a program more.
+        other = [0] if not scalars and len(floats) > 1 else []
+        return [*scalars, *floats, *other]
 
     def of_scalars(self, scalars: Sequence[Any]) -> dict[Node, Any]:
         """The numbers of such a list, without the words of random numbers; None for others."""

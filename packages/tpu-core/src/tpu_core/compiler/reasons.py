@@ -13,7 +13,7 @@ from typing import Any
 from tpu_core.compiler.segment import Node, RuntimeScalar, Segment
 from tpu_core.dtypes import dtype_text
 from tpu_core.lowering.views import Access
-from tpu_core.recorder.plan import PLACES, Blank, NodePlan, Number, Operand, _Written
+from tpu_core.recorder.plan import PLACES, Blank, NodePlan, Number, Operand, Repeated, _Written
 
 # Arguments of an op as (name, what is compiled in of it): ("mat1", "float32[8, 128]").
 Form = tuple[tuple[str, str], ...]
@@ -163,6 +163,8 @@ def _arguments(plan: NodePlan) -> Iterator[tuple[str, str]]:
             yield name, _geometry(plan.reads[value.index])
         elif isinstance(value, Number):
             yield name, _NUMBER
+        elif isinstance(value, Repeated):
+            yield name, f"{value.count} equal numbers"
         elif isinstance(value, Blank):
             yield name, f"{dtype_text(value.aval.dtype)}{list(value.aval.shape)}"
         elif isinstance(value, list) and any(isinstance(v, PLACES) for v in value):
