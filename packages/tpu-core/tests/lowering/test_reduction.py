@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tpu_core.lowering import reduction  # noqa: F401
+from tpu_core.lowering import reduction, scan  # noqa: F401
 
 from .harness import CompareLowerings, check_opinfo
 
