@@ -11,11 +11,10 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn as nn
@@ -27,24 +26,8 @@ from tpu_core import config
 from tpu_core.errors import RecompileLimitWarning
 from tpu_core.metrics import METRICS
 from tpu_core.padding import segment_signature
-from tpu_core.pjrt import padded_array as arrays
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill the padding of inputs with what must not be seen."""
-
-    def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        return np.full(shape, np.nan if dtype.kind == "f" else 97).astype(dtype)
-
-    monkeypatch.setattr(arrays, "blank", blank)
+pytestmark = pytest.mark.usefixtures("poison")
 
 
 class Counted:

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tpu_core.metrics import METRICS
-from tpu_core.pjrt import padded_array as arrays
 
 Function = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill the padding of inputs with what must not be seen."""
-
-    def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        return np.full(shape, np.nan if dtype.kind == "f" else 97).astype(dtype)
-
-    monkeypatch.setattr(arrays, "blank", blank)
+pytestmark = pytest.mark.usefixtures("poison")
 
 
 def blurred(x: torch.Tensor, n: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from tpu_core.compiler.segment import Segment, as_function
 from tpu_core.errors import CompilationError
 from tpu_core.lowering.implementations import for_padded_arrays, lower_for_target
 from tpu_core.lowering.tables import Table, replaced
-from tpu_core.padding import (
+from tpu_core.padding import (  # noqa: F401, they register their rules
     contractions,
     elementwise,
     fourier,
@@ -33,18 +33,6 @@ from tpu_core.padding.layout import Padded, Space, whole
 from tpu_core.padding.sizes import NotPaddableError, Size
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt import jax_settings
-
-RULE_MODULES = (
-    contractions,
-    elementwise,
-    fourier,
-    indexing,
-    linalg,
-    loops,
-    reductions,
-    shapes,
-    windows,
-)
 
 Shape = tuple[Size, ...]
 

@@ -173,19 +173,19 @@ def _plan(plan: NodePlan) -> _Described:
 
     for name, keyword, value in plan.template:
         form.append(f"{name}{keyword}")
-        walk(value, _kind(name, plan, sizes, arguments))
+        walk(value, _integers_of(name, plan, sizes, arguments))
     walk([*plan.reads, *plan.writes])
     return "|".join(form), tuple(sizes), tuple(places), tuple(arguments)
 
 
 def _may_vary(value: Any, is_size: bool) -> bool:
-    """Return whether a value is an integer, and none that no tensor has as its size."""
+    """Return whether a value is an integer that may vary; a size is none below zero."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return is_integer and (value >= 0 or not is_size)
 
 
-def _kind(name: str, plan: NodePlan, sizes: _T, arguments: _T) -> _T | None:
-    """Whichever has the integers of an argument; None where they may not vary."""
+def _integers_of(name: str, plan: NodePlan, sizes: _T, arguments: _T) -> _T | None:
+    """``sizes`` or ``arguments``, whichever the integers of an argument are among, or None."""
     return None if name not in plan.sizes else sizes if name in OF_TENSORS else arguments
 
 
@@ -250,7 +250,8 @@ def with_integers(
         return jax.ShapeDtypeStruct(next(results), out.dtype)
 
     template = [
-        (n, k, walk(value, _kind(n, plan, sizes, arguments))) for n, k, value in plan.template
+        (n, k, walk(value, _integers_of(n, plan, sizes, arguments)))
+        for n, k, value in plan.template
     ]
     reads = [access(a) for a in plan.reads]
     writes = [access(a) for a in plan.writes]
