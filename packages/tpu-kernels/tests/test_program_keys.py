@@ -89,7 +89,7 @@ def test_a_compiled_graph_is_known_by_what_its_functions_compute() -> None:
     aval = jax.ShapeDtypeStruct((5,), jnp.float32)
     entries = [REGISTRY.get(f"{n}.default") for n in ("tpu_compile.graph", "test_program_keys.f")]
     graph, own = (e.identity for e in entries if e is not None and e.identity is not None)
-    assert graph([aval], [], [], list(GRAPHS)[-1]) == own(aval)
+    assert graph([aval], [], [], [], list(GRAPHS)[-1]) == own(aval)
 
 
 def test_digests_know_constants_and_inner_functions() -> None:
