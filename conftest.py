@@ -30,8 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests say what programs compute; those of the tiers choose theirs.
     os.environ.setdefault("TPU_TIERS", "compiled")
     if ON_CPU:
-        # A quarter of the time of tests was LLVM's optimizations; the fuzzers have them.
-        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        # Most of the time of tests is XLA's compiler: LLVM's optimizations were a quarter of it,
+        # the emitters of fusions half. The fuzzers have both, `integration/tests` the emitters.
+        flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        os.environ.setdefault("XLA_FLAGS", flags)
     # A worker of xdist has a folder of its own, as tests count what is compiled.
     config.stash[FOLDER] = os.environ["TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="tpu-cache-")
 

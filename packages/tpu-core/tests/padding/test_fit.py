@@ -111,3 +111,18 @@ def test_an_image_and_its_half_are_no_multiples() -> None:
         odd = (3, 25, 13, 7)
         assert fit.solve([odd[i] for i in order]) is not None
     assert Fit(columns(*rows), (), 4).solve([3, 25, 13, 7]) is None
+
+
+def test_an_argument_is_a_rest_or_a_symbol() -> None:
+    # A sequence, what it is padded to, and the padding; a position that follows from neither.
+    fit = Fit(columns((5, 7, 6), (31, 40, 22), (26, 33, 16), (3, 9, 2)), (), 2)
+    assert fit.sizes[2] == Size(-1, (0,), 0, Size(1, (1,), 0))
+    assert fit.solve([8, 30, 22, 0]) == [8, 30, 2]
+    assert fit.solve([8, 30, 21, 0]) is None
+    # What a program keeps room for, with the element that a window takes beside the padding.
+    beside = fit.derive([27, 34, 17])
+    assert beside == Size(-1, (0,), 1, Size(1, (1,), 0))
+    assert beside.value([8, 30, 4]) == 23 and beside.bound([16, 32, 8]) == 33
+    # Of a static size, which the padding is up to.
+    (_, padding) = Fit(columns((5, 7, 6), (59, 57, 58)), (), 1).sizes
+    assert padding.value([8]) == 56 and padding.times(3).value([8]) == 168

@@ -1,14 +1,16 @@
-"""Signatures from symbolic traces, compared with traces."""
+"""Signatures from symbolic traces, compared with traces; padding that must not be seen."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tpu_core.padding import segment_signature
 from tpu_core.padding.symbolic_signature import SymbolicSignatures
+from tpu_core.pjrt import padded_array as arrays
 
 
 @pytest.fixture
@@ -39,3 +41,19 @@ def signatures(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     monkeypatch.setattr(segment_signature, "_trace", traced)
     monkeypatch.setattr(SymbolicSignatures, "at", compared)
     return seen
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill the padding of inputs with what must not be seen: NaN and large numbers."""
+    random = np.random.default_rng(0)
+
+    def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        if dtype == np.bool_:
+            return random.random(shape) < 0.5
+        filled = (random.standard_normal(shape) * 1e4).astype(dtype)
+        if np.issubdtype(dtype, np.inexact):
+            filled[random.random(shape) < 0.5] = np.nan
+        return filled
+
+    monkeypatch.setattr(arrays, "blank", blank)

@@ -18,7 +18,7 @@ from tpu_core.padding.fit import Fit
 from tpu_core.padding.origins import origins_of_results, stepped_sizes
 from tpu_core.padding.recording import integers_of_inputs, reused, shapes_of_slots
 from tpu_core.padding.segment_signature import SegmentSignatures
-from tpu_core.padding.sizes import Size, bucket
+from tpu_core.padding.sizes import LEAST, Size, bucket
 from tpu_core.padding.synthetic import SyntheticRecordings
 from tpu_core.pjrt import client as pjrt
 from tpu_core.pjrt.padded_array import PaddedArray
@@ -184,7 +184,7 @@ class BucketedProgram:
             self._restart([*self.recordings, Recording(segment, integers, None)])
             values = self._solve(segment, integers)
             # Dims of size 1 are broadcast, so such a recording is another program.
-            if values is None or any(v < 2 for r in self.fit.values for v in r):  # type: ignore[union-attr]
+            if values is None or any(v < LEAST for r in self.fit.values for v in r):  # type: ignore[union-attr]
                 self.recordings, self.fit, self.programs, self._traces, self._known = before
                 self._signature = signature
                 return None
@@ -202,13 +202,10 @@ class BucketedProgram:
         self._shapes = None
         self._signature = ""
 
-    def _solve(self, segment: Segment, integers: list[int], least: int = 2) -> list[int] | None:
+    def _solve(self, segment: Segment, integers: list[int], least: int = LEAST) -> list[int] | None:
         if len(self.recordings) < 2:
             return None
         fit = self._related()
-        if fit.problem:
-            self.problem = fit.problem
-            return None
         values = fit.solve(integers)
         if values is None or not values or any(v < least for v in values):
             return None
@@ -229,9 +226,8 @@ class BucketedProgram:
         return self.fit
 
     def independent_sizes(self) -> int:
-        """Number of sizes from which all others follow; 0 where the recordings relate to none."""
-        fit = self._related()
-        return 0 if fit.problem else len(fit.symbols)
+        """Number of sizes from which all others follow."""
+        return len(self._related().symbols)
 
     def _ops(self) -> FamilySignatures:
         if self._known is None:

@@ -1,9 +1,9 @@
 """Relations between sizes: those that change between recordings of a segment, and those derived.
 
 Two recordings of one program differ in some integers. Sizes of tensors come first, then their
-strides and offsets, and may vary: the first that differ become symbols. Every other integer (an
-argument that is declared a size) must be a `Size` of them: ``scale * product(symbols) + offset``,
-or the rest that a symbol leaves of a static size.
+strides and offsets, then arguments that are declared sizes. The first that differ become symbols;
+each other one is a `Size` of them, ``scale * product(symbols) + offset``, if there is one, and a
+symbol too if not. An argument may be the rest that a size leaves of another as well.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from tpu_core.padding.numbers import MOST_FACTORS, Numbers
-from tpu_core.padding.sizes import Known, Size, static
+from tpu_core.padding.sizes import LEAST, Known, Size, static
 
 # Most that an offset is for a scale of 1, where a size is likely to be another with an offset.
 _SMALL = 4
@@ -37,15 +38,15 @@ class Fit:
         recordings: For each recording its integers, in one order.
         first: Positions of integers that are symbols whatever comes before them.
         tensors: Number of the integers, the first ones, that are of tensors: sizes, strides and
-            offsets. Those may vary; any other must follow from them.
+            offsets.
         inputs: Positions of those that no op computed.
         origins: For positions of those that an op computed the positions that they may follow from
             with an offset: any, if there are none.
         stepped: Pairs of positions of which one is the other divided and rounded.
 
     Attributes:
-        problem: Reason why the recordings are no program of several sizes, or None.
-        symbols: For each symbol the position of the integer that defines it.
+        symbols: For each symbol the position of the integer that defines it. That is the symbol
+            itself, or for an argument a `Size` of it.
         values: For each recording the values of the symbols.
         sizes: For each position its `Size`.
     """
@@ -75,7 +76,6 @@ class Fit:
         Returns:
             None, or the position of one that is to be a symbol before those that come first.
         """
-        self.problem: str | None = None
         self.symbols: list[int] = []
         self.values: list[list[int]] = [[] for _ in range(self._recordings)]
         self._known: dict[tuple[int, ...], Size] = {}
@@ -102,12 +102,8 @@ class Fit:
                     return position
             elif tensors is not None and size is None:
                 size = self._rest(seen)
-                if size is None:
-                    numbers = ", ".join(map(str, seen))
-                    self.problem = f"an argument that was {numbers} follows no size of a tensor"
-                    size = static(-1)
             self._known[seen] = size or self._define(position, seen)
-        return None if self.problem else self._more_frequent(len(first))
+        return self._more_frequent(len(first))
 
     def _more_frequent(self, first: int) -> int | None:
         """Position of a size that is next to a symbol and is there more often: what an op makes of
@@ -143,7 +139,7 @@ class Fit:
                 for column in shifted:
                     rows = zip(column, *(other for _, other in others))
                     products = [math.prod(row) for row in rows]
-                    scale = seen[0] // products[0]
+                    scale = seen[0] // products[0] if products[0] else 0
                     if scale > 0 and all(n == scale * p for n, p in zip(seen, products)):
                         return column
         return None
@@ -175,11 +171,19 @@ class Fit:
         return any(len(s.symbols) > 1 and symbol in s.symbols for s in self._known.values())
 
     def _define(self, position: int, seen: Sequence[int]) -> Size:
-        """A new symbol."""
+        """A new symbol, or what an argument or a place is made of: it may be below `LEAST`."""
+        scale, offset = 1, 0
+        if seen[0] < 0:
+            scale, offset = -1, LEAST - 1
+        elif self._is_argument(position) or min(seen) < LEAST:
+            offset = -LEAST
         self.symbols.append(position)
         for values, value in zip(self.values, seen):
-            values.append(value)
-        return Size(1, (len(self.symbols) - 1,), 0)
+            values.append(scale * (value - offset))
+        return Size(scale, (len(self.symbols) - 1,), offset)
+
+    def _is_argument(self, position: int) -> bool:
+        return self._tensors is not None and position >= self._tensors
 
     def express(self, seen: Sequence[int]) -> Size | None:
         """The simplest `Size` that has these values, one a recording; None where there is none."""
@@ -247,11 +251,32 @@ class Fit:
         return None
 
     def _rest(self, seen: Sequence[int]) -> Size | None:
-        """The rest that a symbol leaves of a static size; None where it is the rest of none."""
+        """The rest that a symbol leaves of a static size, or a size of another, if it is one."""
         for symbol in range(len(self.symbols)):
             totals = {values[symbol] + n for values, n in zip(self.values, seen)}
             if len(totals) == 1:
-                return Size(-1, (symbol,), totals.pop())
+                return Size(1, (symbol,), 0).rest_of(static(totals.pop()))
+        for column, size in self._known.items():
+            if size.is_static or size.total is not None:
+                continue
+            total = self._known.get(tuple(n + m for n, m in zip(column, seen)))
+            if total is not None and not total.is_static and total.total is None:
+                return size.rest_of(total)
+        return None
+
+    def _next_to_rest(self, seen: Sequence[int]) -> Size | None:
+        """A size next to the rest that one leaves of another, or that an argument leaves of one."""
+        for column, size in self._known.items():
+            if size.total is not None:
+                distances = {n - m for n, m in zip(seen, column)}
+                if len(distances) == 1 and abs(distance := distances.pop()) <= _SMALL:
+                    return replace(size, offset=size.offset + distance)
+            elif any(self._is_argument(self.symbols[s]) for s in size.symbols):
+                for distance in (0, -1, 1):
+                    total = self._known.get(tuple(n + m - distance for n, m in zip(seen, column)))
+                    if total is not None and not total.is_static and total.total is None:
+                        rest = size.rest_of(total)
+                        return replace(rest, offset=rest.offset + distance)
         return None
 
     def derive(self, seen: Sequence[int]) -> Size | None:
@@ -263,16 +288,15 @@ class Fit:
         if seen in self._known:
             return self._known[seen]
         size = self.express(seen)
-        if (
-            size is None
-            or size.is_static
+        if size is not None and (
+            size.is_static
             or size.scale == 1
             and max(seen) - min(seen) >= _FAR
             or _likelihood(len(size.symbols), size.scale, size.offset)[0] < _UNLIKELY
             or any(_is_next(size, known) for known in self._known.values())
         ):
             return size
-        return None
+        return self._next_to_rest(seen)
 
     def follow(self, seen: Sequence[float], dtype: Any) -> Known | None:
         """Expression of a number that was ``seen`` in the recordings: see `Numbers.follow`."""
@@ -282,7 +306,8 @@ class Fit:
         """The symbols' values in another recording; None where it does not follow the sizes."""
         if len(integers) != len(self.sizes):
             return None
-        values = [integers[position] for position in self.symbols]
+        own = ((integers[position], self.sizes[position]) for position in self.symbols)
+        values = [size.scale * (n - size.offset) for n, size in own]
         for size, integer in zip(self.sizes, integers):
             if size.value(values) != integer:
                 return None

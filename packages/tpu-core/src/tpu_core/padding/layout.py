@@ -58,8 +58,7 @@ def folded(dim: Dim) -> Dim:
     factors: list[Size] = []
     for size in dim:
         if size.is_static and factors:
-            last, n = factors[-1], size.offset
-            factors[-1] = Size(last.scale * n, last.symbols, last.offset * n)
+            factors[-1] = factors[-1].times(size.offset)
         else:
             factors.append(size)
     return tuple(factors[1:] if len(factors) > 1 and factors[0] == static(1) else factors)
@@ -89,11 +88,14 @@ class Space:
         product = self._actual[size.symbols[0]]
         for s in size.symbols[1:]:
             product = product * self._actual[s]
-        return product * size.scale + size.offset
+        total = 0 if size.total is None else self.actual(size.total)
+        return product * size.scale + size.offset + total
 
     def padded(self, size: Size) -> int:
         """The size in memory inside the program."""
-        return size.offset if size.scale < 0 else size.value(self.buckets)
+        if size.total is None:
+            return size.value(self.buckets)
+        return self.padded(size.total) + max(size.offset, 0)
 
     def length(self, dim: Dim) -> int:
         """Size of a dim in memory."""
@@ -207,9 +209,9 @@ def merge(dim: Dim) -> Size | None:
         return static(scale)
     if len(varying) == 1:
         (size,) = varying
-        return Size(size.scale * scale, size.symbols, size.offset * scale)
+        return size.times(scale)
     for size in varying:
-        if size.offset:
+        if size.offset or size.total is not None:
             return None
         scale *= size.scale
         symbols += size.symbols

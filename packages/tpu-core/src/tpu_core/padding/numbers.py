@@ -98,7 +98,7 @@ class Numbers:
         for degree in (2, 3):
             for chosen in itertools.combinations_with_replacement(varying, degree):
                 products = [math.prod(row) for row in zip(*(column for _, column in chosen))]
-                for offset in (0, -1, 1):
+                for offset in (0, -1, 1) if products[0] else ():
                     scale, rest = divmod(seen[0] - offset, products[0])
                     follows = all(n - offset == scale * p for n, p in zip(seen, products))
                     if scale > 0 and not rest and follows:

@@ -136,8 +136,9 @@ def _plan(plan: NodePlan) -> _Described:
 
     def walk(value: Any, found: list[int] | None = None) -> None:
         if found is not None and _may_vary(value, found is sizes):
-            # Without elements it is another program, as a tensor is.
-            form.append("i" if found is arguments or value else "0")
+            # Without elements it is another program, as a tensor is; so is an argument below zero.
+            is_other = value < 0 if found is arguments else not value
+            form.append("0" if is_other else "i")
             found.append(int(value))
         elif isinstance(value, (list, tuple)):
             form.append(f"[{type(value).__name__}{len(value)}")

@@ -124,7 +124,9 @@ def _missing(size: Size, taken: list[Size], left: list[Size]) -> int:
 
 def _content(size: Size) -> int:
     """The largest integer that divides the size whatever its symbols are."""
-    return size.offset if size.is_static else math.gcd(size.scale, size.offset)
+    if size.is_static:
+        return size.offset
+    return math.gcd(size.scale, size.offset, 0 if size.total is None else _content(size.total))
 
 
 def _reshape_by_index(context: PaddingContext, x: Padded, sizes: tuple[Size, ...]) -> Padded:

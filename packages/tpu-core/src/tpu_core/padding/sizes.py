@@ -13,21 +13,28 @@ import numpy as np
 from tpu_core.config import config
 from tpu_core.errors import NotPaddableError as NotPaddableError
 
+# The least value of a symbol: what varies has several elements, as one is broadcast.
+LEAST = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """``scale * product(symbols) + offset``; without symbols, the static size ``offset``.
 
-    A scale of -1 is the rest of a static size, as the padding up to it: the offset is the most.
+    With a total, and a scale below zero, it is what that leaves of the total, as the padding up to
+    it.
 
     Example:
         >>> Size(2, (0,), 1).value([10])
         21
+        >>> Size(-1, (0,), 0, static(64)).value([10])
+        54
     """
 
     scale: int
     symbols: tuple[int, ...]
     offset: int
+    total: Size | None = None
 
     @property
     def is_static(self) -> bool:
@@ -37,13 +44,25 @@ class Size:
         """The size where the symbols have these values: integers or symbolic dims."""
         if not self.symbols:
             return self.offset
-        return self.scale * math.prod(values[s] for s in self.symbols) + self.offset
+        total = 0 if self.total is None else self.total.value(values)
+        return self.scale * math.prod(values[s] for s in self.symbols) + self.offset + total
 
     def bound(self, buckets: Sequence[int]) -> int:
         """Its size in arrays between programs, whose symbols are padded to ``buckets``."""
-        if not self.symbols or self.scale < 0:
+        if self.total is not None:
+            return self.total.bound(buckets) + max(self.offset, 0)
+        if not self.symbols:
             return self.offset
         return self.scale * math.prod(buckets[s] for s in self.symbols)
+
+    def times(self, n: int) -> Size:
+        """Its multiple."""
+        total = None if self.total is None else self.total.times(n)
+        return Size(self.scale * n, self.symbols, self.offset * n, total)
+
+    def rest_of(self, total: Size) -> Size:
+        """The rest that it leaves of a larger size."""
+        return Size(-self.scale, self.symbols, -self.offset, total)
 
 
 def static(size: int) -> Size:

@@ -18,12 +18,11 @@ from jax.extend.core import ClosedJaxpr
 from tpu_core import interruptible
 from tpu_core.padding.fit import Fit
 from tpu_core.padding.jaxpr_signature import Signature, signature
-from tpu_core.padding.sizes import Known, NotPaddableError
+from tpu_core.padding.sizes import LEAST, Known, NotPaddableError
 from tpu_core.pjrt import symbolic_dims
 
 logger = logging.getLogger("tpu_core")
 
-_SMALLEST = 2
 # Traces of single sizes, where there is none with symbolic dims: a few milliseconds each.
 _MOST_TRACES = 512
 # Values of all sizes for which a comparison in a symbolic trace is worked out.
@@ -50,7 +49,7 @@ def require_for_all_sizes(
     form, expected = _expected(fit, [signature(t) for t in samples])
     if _holds_symbolically(trace, form, expected, bounds):
         return
-    sizes = [range(_SMALLEST, bound + 1) for bound in bounds]
+    sizes = [range(LEAST, bound + 1) for bound in bounds]
     if math.prod(len(s) for s in sizes) > _MOST_TRACES:
         raise NotPaddableError(
             "its ops cannot be traced with symbolic dims, and the bounds of its sizes "
@@ -81,11 +80,11 @@ def _holds_symbolically(
     expected: Sequence[Known],
     bounds: Sequence[int],
 ) -> bool:
-    dims = symbolic_dims.dims(len(bounds), _SMALLEST, bounds)
-    sizes = [range(_SMALLEST, max(bound, _SMALLEST) + 1) for bound in bounds]
+    dims = symbolic_dims.dims(len(bounds), LEAST, bounds)
+    sizes = [range(LEAST, max(bound, LEAST) + 1) for bound in bounds]
     few = math.prod(map(len, sizes)) <= _MOST_VALUES
     try:
-        with symbolic_dims.comparing(dims, [_SMALLEST] * len(bounds)) as conditions:
+        with symbolic_dims.comparing(dims, [LEAST] * len(bounds)) as conditions:
             found, _, numbers = signature(trace(dims))
         return (
             found == form

@@ -140,7 +140,8 @@ class SymbolicSignatures:
         self._traced: dict[int, _Traced | None] = {}
         # Layers repeat: by all that a trace depends on.
         self._shared: dict[Any, _Traced | None] = {}
-        self._related = _relations(self._rows)
+        offsets = [self._fit.sizes[position].offset for position in self._fit.symbols]
+        self._related = _relations(self._rows, offsets)
 
     def at(self, index: int, node: Node, values: Sequence[int]) -> Signature | None:
         """The signature of a member's node; None where it is to be traced.
@@ -296,10 +297,14 @@ class _Relation:
         return self.scale * math.prod(others) if self.scale else sum(others) + self.offset
 
 
-def _relations(values: Sequence[Sequence[int]]) -> dict[int, _Relation]:
+def _relations(values: Sequence[Sequence[int]], offsets: Sequence[int]) -> dict[int, _Relation]:
     """Symbols that followed from others in all recordings, as in a reshape or `cat`.
 
     The others have no relation themselves. What is a coincidence does not hold at other sizes.
+
+    Args:
+        values: Of the symbols, for each recording.
+        offsets: Summand beside each symbol in the integer that it stands for.
     """
     columns = list(zip(*values))
     if len(columns) > _MOST_RELATED:
@@ -310,7 +315,7 @@ def _relations(values: Sequence[Sequence[int]]) -> dict[int, _Relation]:
         if symbol in used:
             continue
         others = [s for s in range(len(columns)) if s != symbol and s not in found]
-        for relation in _candidates(columns, column[0], others):
+        for relation in _candidates(columns, column[0], others, offsets):
             if all(relation.of(row) == row[symbol] for row in values):
                 found[symbol] = relation
                 used.update(relation.symbols)
@@ -319,18 +324,19 @@ def _relations(values: Sequence[Sequence[int]]) -> dict[int, _Relation]:
 
 
 def _candidates(
-    columns: Sequence[Sequence[int]], value: int, others: Sequence[int]
+    columns: Sequence[Sequence[int]], value: int, others: Sequence[int], offsets: Sequence[int]
 ) -> Iterator[_Relation]:
     """Relations that give a value in the first recording."""
     several = itertools.combinations_with_replacement
     for pair in several(others, 2):
         product = math.prod(columns[s][0] for s in pair)
-        if value % product == 0:
+        if product and value % product == 0:
             yield _Relation(pair, value // product)
     for count in (2, 3):
         for symbols in several(others, count):
-            if sum(columns[s][0] for s in symbols) == value:
-                yield _Relation(symbols, 0)
+            offset = sum(offsets[s] for s in symbols)
+            if sum(columns[s][0] for s in symbols) + offset == value:
+                yield _Relation(symbols, 0, offset)
     for s in others:  # the larger one, so that no size may be negative
         if value > columns[s][0]:
             yield _Relation((s,), 0, value - columns[s][0])

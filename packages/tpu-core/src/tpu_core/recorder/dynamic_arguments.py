@@ -29,6 +29,14 @@ _DECLARED: dict[str, frozenset[str]] = {
     "aten::_fused_rms_norm_backward": frozenset({"normalized_shape"}),
     "aten::adaptive_max_pool2d": frozenset({"output_size"}),
     "aten::adaptive_max_pool3d": frozenset({"output_size"}),
+    **{
+        f"aten::{mode}_pad{dims}d{direction}": frozenset({"padding"})
+        for mode in ("reflection", "replication")
+        for dims in (1, 2, 3)
+        for direction in ("", "_backward")
+    },
+    "aten::diagonal_backward": frozenset({"input_sizes", "offset"}),
+    "aten::unfold_backward": frozenset({"input_sizes", "size"}),
     "aten::linspace": frozenset({"steps"}),
     "aten::logspace": frozenset({"steps"}),
     "aten::tril_indices": frozenset({"col", "row"}),
