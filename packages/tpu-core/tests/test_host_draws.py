@@ -11,6 +11,8 @@ from torch import nn
 
 from tpu_core import _C, tiers
 
+pytestmark = pytest.mark.usefixtures("fusion_emitters")
+
 D = "tpu"
 EXACT: dict[str, Callable[[], torch.Tensor]] = {
     "rand": lambda: torch.rand(7, 5, device=D),

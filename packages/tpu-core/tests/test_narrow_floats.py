@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from tpu_core.runtime import runtime
 from tpu_core.torch_compat import FLOAT8_SATURATES
 
+pytestmark = pytest.mark.usefixtures("fusion_emitters")
+
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 BITS = torch.arange(-(2**15), 2**15).to(torch.int16)
 HALVES = BITS.view(torch.float16)
