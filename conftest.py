@@ -88,6 +88,27 @@ def every_tier(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
+def fusion_emitters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs as users have them: without the emitters XLA rounds some fusions otherwise.
+
+    Float8, for one, and what a loop computes twice. No key of a program says it, so this is for
+    tests whose programs are their own.
+    """
+    from tpu_core import _C
+    from tpu_core.pjrt import known_faults
+
+    if ON_CPU:
+        options = (*known_faults.compile_options("cpu"), ("xla_cpu_use_fusion_emitters", True))
+        monkeypatch.setattr(known_faults, "compile_options", lambda platform: options)
+    torch.zeros(1, device="tpu")
+    _C.flush()
+    _C.clear_programs()
+    yield
+    _C.flush()
+    _C.clear_programs()
+
+
+@pytest.fixture
 def first_runs_judged() -> Iterator[None]:
     """Each program's first run is judged; no program is left of other tests."""
     from tpu_core import _C

@@ -93,6 +93,7 @@ def without_largest(x: torch.Tensor) -> torch.Tensor:
     return torch.where(y == y.amax(), 0.0, y)
 
 
+@pytest.mark.usefixtures("fusion_emitters")
 def test_a_maximum_in_a_loop() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         start = torch.zeros((), dtype=torch.int64, device=x.device)
@@ -106,6 +107,7 @@ def test_a_maximum_in_a_loop() -> None:
     check(f, torch.randn(4, 4))
 
 
+@pytest.mark.usefixtures("fusion_emitters")
 def test_a_maximum_in_a_branch() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.max() > 0, without_largest, lambda x: x - x.amin(), (x,))

@@ -181,6 +181,7 @@ def test_a_compiled_loss_is_one_graph() -> None:
     torch.testing.assert_close(got.cpu(), linear_cross_entropy(hidden, weight, target))
 
 
+@pytest.mark.usefixtures("fusion_emitters")
 def test_gradgradcheck() -> None:
     hidden, weight, target, _ = inputs(2, 2, 3)
     given = [x.double().to("tpu").requires_grad_() for x in (hidden, weight)]
