@@ -10,8 +10,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 import lowering_type_checks
 
 FOLDER = str(Path(__file__).with_name("installed"))
