@@ -65,7 +65,6 @@ class Fit:
         self._inputs, self._origins = inputs, origins
         first = list(first)
         self._recordings, self._tensors = len(recordings), tensors
-        self._arguments = [] if tensors is None else self._columns[tensors:]
         while (factor := self._assign(first)) is not None:
             first.append(factor)
         self.sizes = [self._known[seen] for seen in self._columns]
@@ -272,15 +271,13 @@ class Fit:
                 distances = {n - m for n, m in zip(seen, column)}
                 if len(distances) == 1 and abs(distance := distances.pop()) <= _SMALL:
                     return replace(size, offset=size.offset + distance)
-        for column in dict.fromkeys(self._arguments):
-            if (size := self._known[column]).is_static or size.total is not None:
-                continue
-            whole = [n + m for n, m in zip(seen, column)]
-            for distance in (0, -1, 1):
-                total = self._known.get(tuple(n - distance for n in whole))
-                if total is not None and total.total is None:
-                    rest = size.rest_of(total)
-                    return replace(rest, offset=rest.offset + distance)
+            elif any(self._is_argument(self.symbols[s]) for s in size.symbols):
+                whole = [n + m for n, m in zip(seen, column)]
+                for distance in (0, -1, 1):
+                    total = self._known.get(tuple(n - distance for n in whole))
+                    if total is not None and total.total is None:
+                        rest = size.rest_of(total)
+                        return replace(rest, offset=rest.offset + distance)
         return None
 
     def derive(self, seen: Sequence[int]) -> Size | None:
