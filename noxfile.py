@@ -236,7 +236,7 @@ def step_build(s: nox.Session, *args: str) -> None:
 
 def step_integration(s: nox.Session) -> None:
     step_build(s)  # the wheel test installs them
-    pytest(s, "integration/tests", "-m", "not slow", "--dist", "loadgroup", workers=2)
+    pytest(s, "integration/tests", "-m", "not slow", workers=2)
 
 
 # The theme's notice about MkDocs 2 is answered by docs/adr/0005-mkdocs.md.
