@@ -316,11 +316,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert "bfloat16[4, 16]" in done.stdout and "All within 64 units." in done.stdout
     drawn = run(tmp_path, SCRIPT)
     assert drawn.returncode == 2 and "(--eval)" in drawn.stderr
+    emulated = run(tmp_path, PRODUCT, "--emulate", "medium")
+    assert emulated.returncode == 0 and "e-03" in emulated.stdout, emulated.stderr
+
+
+@pytest.mark.slow
+def test_the_command_where_it_ends_otherwise(tmp_path: Path) -> None:
     none = run(tmp_path, "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))")
     assert none.returncode == 2 and "called modules on the device 0 times" in none.stderr
     outside = run(tmp_path, SCRIPT, "--eval", "--tolerance", "0.001")
     assert outside.returncode == 1
-    emulated = run(tmp_path, PRODUCT, "--emulate", "medium")
-    assert emulated.returncode == 0 and "e-03" in emulated.stdout, emulated.stderr
     wrong = run(tmp_path, SCRIPT, "--emulate", "low")
     assert wrong.returncode == 2 and "'low'" in wrong.stderr
