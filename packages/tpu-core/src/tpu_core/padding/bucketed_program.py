@@ -184,7 +184,7 @@ class BucketedProgram:
             self._restart([*self.recordings, Recording(segment, integers, None)])
             values = self._solve(segment, integers)
             # Dims of size 1 are broadcast, so such a recording is another program.
-            if values is None or any(v < LEAST for r in self.fit.values for v in r):  # type: ignore[union-attr]
+            if values is None or any(v < LEAST for r in self._related().values for v in r):
                 self.recordings, self.fit, self.programs, self._traces, self._known = before
                 self._signature = signature
                 return None

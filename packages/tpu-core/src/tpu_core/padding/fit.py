@@ -46,7 +46,7 @@ class Fit:
 
     Attributes:
         symbols: For each symbol the position of the integer that defines it. That is the symbol
-            itself, or for an argument a `Size` of it.
+            itself, or for an argument, or a place below `LEAST`, a `Size` of it.
         values: For each recording the values of the symbols.
         sizes: For each position its `Size`.
     """
